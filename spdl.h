@@ -1348,8 +1348,8 @@ typedef enum spdl_limit {
 } spdl_limit;
 
 /* The limit, and the settings to write; 0: nothing to write. Each setting reaches the next limit,
-   gains at least 3 %, and is at most doubled. buffer_size has no such bound, nor have workers where
-   there are none. */
+   gains at least 3 %, and is at most doubled. Where calls sleep it is at most 16 times as large.
+   buffer_size has no such bound, nor have workers where there are none. */
 typedef struct spdl_finding {
     spdl_limit limit;
     int stage;           /* the row, or -1 */
@@ -1371,6 +1371,7 @@ typedef struct spdl_stats {
     uint64_t polls;         /* calls of next with a timeout of 0 that found nothing */
     bool next_works;        /* the thread in next runs stages, too */
     bool shared_pool;       /* other pipelines use the workers, too */
+    bool default_workers;   /* .workers is 0: the largest .concurrency provides the threads */
     uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls (Linux with
                                schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item outside of waits: the consumer's steps */
@@ -1417,8 +1418,7 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
                         (the last two above 5 %)
        ready            share of the time that a result was ready for the next stage or the consumer
        waits            of the limit: share of the consumer's waits in which its item was here
-   The last row is the consumer with its steps. A line for each stage with failed calls, skipped or
-   freed items follows.
+   The last row is the consumer. A line for each stage with failed, skipped or freed items follows.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -7666,6 +7666,7 @@ struct spdl_pipeline {
     int count;      /* rows without the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows */
     bool own_pool;
+    bool default_workers; /* .workers is 0, and there are threads */
     spdl__client client;
     spdl__client_slot *slot;
     spdl__beacon *beacon; /* of the pool, or own_beacon */
@@ -11655,6 +11656,7 @@ typedef struct spdl__plan {
     int branch[SPDL_MAX_STAGES + 1]; /* branch around it; merge: that it ends; or -1 */
     int merge[SPDL_MAX_STAGES + 1];  /* branch: its merge */
     const spdl__doctor_plan *doctor; /* or NULL */
+    bool default_workers;            /* .workers is 0, without a pool */
 } spdl__plan;
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
@@ -12306,6 +12308,7 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers > 0 ? desc->workers : 0;
+    p->default_workers = plan->default_workers && p->threads > 0;
     p->spare = spdl__workers_spare(p, plan);
     p->threaded = p->threads > 0 || producer;
     p->workers = p->threads + p->spare + (desc->workers > 0 && p->works_ns != 0);
@@ -12560,6 +12563,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (spdl__doctor_ask(&doctor, known.doctor, &known.logger)) plan.doctor = &doctor;
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
+    plan.default_workers = known.workers == 0 && known.pool == NULL;
     spdl__desc_defaults(&known);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
         spdl__log(&known.logger, SPDL_LOG_WARN, "no doctor where items are pushed: see the "
@@ -12846,6 +12850,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     s->stage_count = p->count;
     s->next_works = p->pool == NULL || p->works_ns != 0;
     s->shared_pool = p->pool != NULL && !p->own_pool;
+    s->default_workers = p->default_workers;
     s->may_doctor = p->pool != NULL && p->feed == NULL;
     s->delivered = spdl__load_relaxed(&p->delivered);
     s->polls = spdl__load_relaxed(&p->polls);
@@ -12887,6 +12892,7 @@ SPDL__COLD const char *spdl__stage_called(spdl__text *t, const spdl_stats *s, in
 #define SPDL__ALL_BUSY 0.93   /* workers without time for other calls */
 #define SPDL__FULL 0.92       /* processors that are used up, of those allowed */
 #define SPDL__OTHERS 0.15     /* processors of other programs in the verdict */
+#define SPDL__SLEEPS 0.8      /* sleep in calls of which there can be many at a time */
 #define SPDL__QUEUED 0.1      /* waits for a processor of a row that lacks them */
 #define SPDL__ROOM 0.1        /* waits for a place of results that find too few */
 #define SPDL__LOST 0.01       /* dropped requests that need advice, of all */
@@ -12959,13 +12965,19 @@ typedef struct spdl__found {
     spdl_finding is;
     double used, others; /* processors, by this process; of those allowed, by others */
     int next;            /* limit after the settings: a row, or one of SPDL__BY_* */
+    int late;            /* row of the calls that other results wait for; or -1 */
     bool short_calls;    /* passing items takes longer */
     bool elsewhere;      /* workers were in other pipelines of their pool */
-    bool proven;         /* by experiment: calls wait for each other */
     bool doctor, raises; /* for a doctor's text; it may try settings */
     const spdl_interval *measured; /* gain of the settings; NULL: not tried */
-    const char *changed; /* how the limit changed, which rules out settings; or NULL */
+    const struct spdl__change *change; /* or NULL */
 } spdl__found;
+
+/* How the limit changed between intervals. */
+typedef struct spdl__change {
+    bool differ; /* limits disagree, which rules out settings */
+    char text[160];
+} spdl__change;
 
 enum { SPDL__BY_CONSUMER = -1, SPDL__BY_CORES = -2, SPDL__BY_WORKERS = -3 };
 
@@ -12992,6 +13004,18 @@ SPDL__COLD double spdl__stats_steps(const spdl_stats *s) {
     return (double)s->step_ns * spdl__share(s->delivered, s->delivered + s->polls);
 }
 
+/* Threads for pooled rows with the finding's settings. A written `workers` takes the thread in next
+   away, except where next_works_ns is written, too. By default the largest .concurrency counts. */
+SPDL__COLD int spdl__found_threads(const spdl_stats *s, const spdl__found *f) {
+    int i, threads = spdl__stats_threads(s);
+    if (f->is.workers > 0)
+        return f->is.workers + (s->next_works && s->workers > 0 && !s->default_workers);
+    for (i = 0; i < s->stage_count && s->default_workers; ++i)
+        if (spdl__stage_pooled(s, i) && f->is.concurrency[i] > threads)
+            threads = f->is.concurrency[i];
+    return threads;
+}
+
 SPDL__COLD void spdl__law_least(double *least, double ns, int by, int *next) {
     if (ns <= *least) return;
     *least = ns;
@@ -13004,10 +13028,8 @@ SPDL__COLD void spdl__law_least(double *least, double ns, int by, int *next) {
 SPDL__COLD double spdl__law(const spdl_stats *s, const spdl__found *f, bool changed, bool pool,
                             uint32_t without, int *next) {
     const double cores = s->cores_allowed, steps = spdl__stats_steps(s);
-    const bool leaves = changed && s->workers == 0 && f->is.workers > 0;
-    const bool joins = s->next_works && !leaves;
-    const int threads = changed && f->is.workers > 0 ? f->is.workers + joins
-                                                     : spdl__stats_threads(s);
+    const int threads = changed ? spdl__found_threads(s, f) : spdl__stats_threads(s);
+    const bool joins = s->next_works && !(changed && threads == f->is.workers);
     double least = 0;
     int i, by;
     if (next == NULL) next = &by;
@@ -13028,21 +13050,28 @@ SPDL__COLD double spdl__law(const spdl_stats *s, const spdl__found *f, bool chan
     return least;
 }
 
-/* As many as reach the next limit, but at most twice as many as now: limits further away are not
+/* As many as reach the next limit, but at most `times` as many as now: limits further away are not
    known well. */
-SPDL__COLD int spdl__find_more(double work, double rest, int now, int most) {
-    const double wanted = rest > 0 ? spdl__smaller(work / rest, 2.0 * now) : 2.0 * now;
+SPDL__COLD int spdl__find_more(double work, double rest, int now, int times, int most) {
+    const double far = (double)times * now;
+    const double wanted = rest > 0 ? spdl__smaller(work / rest, far) : far;
     const int more = wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
     return more < most ? more : most;
 }
 
+/* How many times as many calls of row i an advice may have. Only calls that hold each other up
+   refute many that sleep, and twice as many refute it as well. */
+SPDL__COLD int spdl__stage_far(const spdl_stats *s, int i) {
+    return spdl__share(s->stage[i].blocked_ns, s->stage[i].busy_ns) > SPDL__SLEEPS ? 16 : 2;
+}
+
 /* Calls of row i at a time that the next limit needs. Workers make no more than their number. */
 SPDL__COLD int spdl__find_calls(const spdl_stats *s, int i, double rest) {
+    const bool pooled = spdl__stage_pooled(s, i);
     const int threads = spdl__stats_threads(s), now = s->stage[i].concurrency;
-    const double work = spdl__stage_work(s, i);
-    if (!spdl__stage_pooled(s, i))
-        return spdl__find_more(work, rest, now, SPDL__MAX_CONCURRENCY);
-    return spdl__find_more(work, rest, now < threads ? now : threads, SPDL__WORKERS_ADVISED);
+    return spdl__find_more(spdl__stage_work(s, i), rest, pooled && now > threads ? threads : now,
+                           spdl__stage_far(s, i),
+                           pooled ? SPDL__WORKERS_ADVISED : SPDL__MAX_CONCURRENCY);
 }
 
 SPDL__COLD bool spdl__stage_raises(const spdl_stats *s, int i) {
@@ -13072,12 +13101,13 @@ SPDL__COLD uint32_t spdl__find_busy(const spdl_stats *s, int row) {
     return rows;
 }
 
-/* The highest gain of the settings, which are cleared if it is too small. Answers cannot be more
-   than requests. */
+/* The highest gain of the settings, which are cleared if it is too small. Limits can hold in turns,
+   so the time that passed counts, up to twice the least. Answers cannot be more than requests. */
 SPDL__COLD void spdl__find_gain(const spdl_stats *s, spdl__found *f) {
     const spdl_stage_stats *feed = &s->stage[0];
-    const double now = spdl__law(s, f, false, true, 0, NULL);
     const double then = spdl__law(s, f, true, true, 0, &f->next);
+    const double now = spdl__larger(spdl__law(s, f, false, true, 0, NULL),
+                                    spdl__smaller((double)s->elapsed_ns, 2 * then));
     f->is.gain = then > 0 ? now / then : 0;
     if (spdl__stats_pushed(s) && f->is.gain > 0)
         f->is.gain = spdl__smaller(f->is.gain,
@@ -13087,10 +13117,13 @@ SPDL__COLD void spdl__find_gain(const spdl_stats *s, spdl__found *f) {
 
 /* More calls for the rows that limit, workers for them, and the gain. */
 SPDL__COLD void spdl__find_settings(const spdl_stats *s, spdl__found *f, bool calls) {
-    const int threads = spdl__stats_threads(s), joins = s->workers > 0 && s->next_works;
+    const int threads = spdl__stats_threads(s);
+    const bool stays = s->workers > 0 && s->next_works && !s->default_workers;
     const uint32_t busy = calls ? spdl__find_busy(s, f->is.stage) : 0;
-    const double rest = spdl__law(s, f, false, false, busy, NULL);
-    const double work = spdl__stats_work(s) + (joins ? spdl__stats_steps(s) : 0);
+    const double passed = spdl__larger((double)s->elapsed_ns, 1);
+    const double rest = spdl__law(s, f, false, false, busy, NULL) *
+                        spdl__smaller(1, spdl__law(s, f, false, true, 0, NULL) / passed);
+    const double work = spdl__stats_work(s) + (stays ? spdl__stats_steps(s) : 0);
     double then;
     int most = 0, i;
     for (i = 0; i < s->stage_count; ++i) {
@@ -13103,9 +13136,13 @@ SPDL__COLD void spdl__find_settings(const spdl_stats *s, spdl__found *f, bool ca
         most = then > 0 ? (int)spdl__smaller(work / then + 0.9, SPDL__WORKERS_ADVISED) : 1;
         f->is.workers = most > 0 ? most : 1;
     } else {
-        const int more = spdl__find_more(work, then, threads, SPDL__WORKERS_ADVISED);
-        if (work > 1.05 * threads * then && more > most) most = more;
-        if (most > threads) f->is.workers = most - joins;
+        const int more = spdl__find_more(work, then, threads, spdl__stage_far(s, f->is.stage),
+                                         SPDL__WORKERS_ADVISED);
+        if (work > 1.05 * spdl__found_threads(s, f) * then && more > most) most = more;
+        for (i = 0; i < s->stage_count && s->default_workers; ++i)
+            if (f->is.concurrency[i] > 0 && spdl__stage_pooled(s, i) && most > threads)
+                f->is.concurrency[i] = most;
+        if (most > spdl__found_threads(s, f)) f->is.workers = most - stays;
     }
     spdl__find_gain(s, f);
 }
@@ -13116,7 +13153,7 @@ SPDL__COLD double spdl__slow_ns(uint64_t p50, uint64_t p99, uint64_t max) {
 }
 
 /* A buffer after row f->is.stage for the items of `slow` ns, one in `each` ns; at least twice as
-   large as now. */
+   large as now. One that holds them is large enough. */
 SPDL__COLD void spdl__find_room(const spdl_stats *s, spdl__found *f, double slow, double each) {
     const double then = spdl__law(s, f, false, true, 0, &f->next);
     const int now = s->edge[f->is.stage].buffer_size;
@@ -13124,7 +13161,8 @@ SPDL__COLD void spdl__find_room(const spdl_stats *s, spdl__found *f, double slow
     f->is.limit = SPDL_LIMIT_ROOM;
     f->is.buffer_size = (int)spdl__smaller(spdl__larger(wanted, 2.0 * now), 4096);
     f->is.gain = then > 0 ? (double)s->elapsed_ns / then : 0;
-    if (!(f->is.gain >= SPDL__GAIN) || f->is.buffer_size <= now) spdl__finding_clear(&f->is);
+    if (!(f->is.gain >= SPDL__GAIN) || !(wanted > now) || f->is.buffer_size <= now)
+        spdl__finding_clear(&f->is);
 }
 
 SPDL__COLD void spdl__find_late(const spdl_stats *s, spdl__found *f) {
@@ -13135,22 +13173,35 @@ SPDL__COLD void spdl__find_late(const spdl_stats *s, spdl__found *f) {
     spdl__find_room(s, f, spdl__slow_ns(stage->p50_ns, stage->p99_ns, stage->max_ns), each);
 }
 
-/* Results wait for a place and the consumer for results, in turn: its steps are in bursts, or the
-   sink is too small for times that vary. Steps that waited for a processor prove neither. */
+/* Results wait for a place and the consumer for results, in turn: its steps are uneven, or finished
+   results wait for a slower call. Steps that waited for a processor prove neither. */
 SPDL__COLD bool spdl__find_bursts(const spdl_stats *s, spdl__found *f) {
     const spdl_edge_stats *sink = &s->edge[s->stage_count - 1];
-    const double slow = spdl__slow_ns(s->step_p50_ns, s->step_p99_ns, s->step_max_ns);
     const int row = f->is.stage;
-    double make = 0;
+    double slow = 0, make = 0, calls = 0;
     int i;
     if (spdl__stats_pushed(s) || s->polls > 0 ||
         spdl__share(sink->put_wait_ns, sink->elapsed_ns) < SPDL__ROOM ||
         spdl__share(s->consumer_runnable_ns, s->step_ns) >= SPDL__QUEUED ||
         spdl__stage_load(s, row) >= SPDL__SURE)
         return false;
-    for (i = 0; i < s->stage_count; ++i)
-        if (s->stage[i].concurrency > 0)
-            make = spdl__larger(make, spdl__stage_work(s, i) / s->stage[i].concurrency);
+    for (i = 0; i < s->stage_count; ++i) {
+        const spdl_stage_stats *stage = &s->stage[i];
+        const double ns = spdl__slow_ns(stage->p50_ns, stage->p99_ns, stage->max_ns);
+        if (stage->concurrency > 0)
+            make = spdl__larger(make, spdl__stage_work(s, i) / stage->concurrency);
+        if (ns <= calls || ns < 2.0 * (double)stage->p50_ns) continue;
+        calls = ns;
+        f->late = i;
+    }
+    slow = spdl__slow_ns(s->step_p50_ns, s->step_p99_ns, s->step_max_ns);
+    if (s->step_mean_ns > s->step_p50_ns + s->step_p50_ns / 4 ||
+        s->step_mean_ns < s->step_p50_ns - s->step_p50_ns / 5) {
+        f->late = -1;
+    } else {
+        slow = calls;
+        make = spdl__larger(make, spdl__stats_steps(s));
+    }
     f->is.stage = s->stage_count - 1;
     spdl__find_room(s, f, slow, make / (double)spdl__max(s->delivered, 1));
     if (f->is.buffer_size > 0) return true;
@@ -13164,17 +13215,6 @@ SPDL__COLD bool spdl__stage_may_pass(const spdl_stats *s, int i) {
     for (++i; i < s->stage_count && s->stage[i].kind != SPDL_KIND_BRANCH; ++i)
         if (s->stage[i].kind == SPDL_KIND_MERGE) return !s->stage[i].in_order;
     return true;
-}
-
-/* Returns true if a doctor has found a lock; or if one of several calls at a time had a processor,
-   or waited for one, while the others slept. */
-SPDL__COLD bool spdl__stage_takes_turns(const spdl_stats *s, int i) {
-    const spdl_stage_stats *stage = &s->stage[i];
-    const double cores = spdl__share(stage->cpu_ns + stage->runnable_ns, s->elapsed_ns);
-    if (stage->lock_found) return true;
-    return stage->concurrency > 1 && !stage->deferred && cores > 0.85 && cores < 1.05 &&
-           spdl__share(stage->cpu_ns, s->elapsed_ns) > 0.7 &&
-           spdl__share(stage->blocked_ns, stage->busy_ns) > 0.15;
 }
 
 SPDL__COLD bool spdl__stage_sleeps(const spdl_stage_stats *stage) {
@@ -13210,6 +13250,7 @@ SPDL__COLD bool spdl__stats_faults(const spdl_stats *s) {
 SPDL__COLD bool spdl__stage_late(const spdl_stage_stats *stage, uint64_t least) {
     return stage->p50_ns > 0 && stage->kind != SPDL_KIND_FEED &&
            stage->max_ns >= SPDL__TAIL * stage->p50_ns &&
+           stage->p90_ns < SPDL__TAIL * stage->p50_ns && /* one in ten is not rare */
            spdl__grown(stage->p50_ns * stage->tasks, stage->busy_ns) > least;
 }
 
@@ -13219,10 +13260,9 @@ SPDL__COLD void spdl__find_class(const spdl_stats *s, spdl__found *f, bool pool)
     const spdl_stage_stats *stage = &s->stage[f->is.stage];
     const bool serial = (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1) ||
                         stage->kind == SPDL_KIND_BRANCH || stage->alone;
-    f->is.limit = serial && !pool                               ? SPDL_LIMIT_SERIAL
-                  : spdl__stage_takes_turns(s, f->is.stage) ? SPDL_LIMIT_LOCK
-                  : pool                                        ? SPDL_LIMIT_WORKERS
-                                                                : SPDL_LIMIT_CONCURRENCY;
+    f->is.limit = serial && !pool     ? SPDL_LIMIT_SERIAL
+                  : stage->lock_found ? SPDL_LIMIT_LOCK
+                  : pool              ? SPDL_LIMIT_WORKERS : SPDL_LIMIT_CONCURRENCY;
     if (f->is.limit == SPDL_LIMIT_SERIAL || f->is.limit == SPDL_LIMIT_LOCK) return;
     spdl__find_settings(s, f, !pool || (s->workers > 0 &&
                                   spdl__share(stage->busy_ns, s->elapsed_ns) >=
@@ -13277,7 +13317,7 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     const spdl_stage_stats *stage, *most = s->stage;
     double busy = s->next_works ? spdl__stats_steps(s) : 0;
     uint64_t exposed = 0, idle = 0; /* waits for items; of them, without a worker */
-    bool limits = load >= (spdl__stats_pushed(s) ? SPDL__LIMITING : SPDL__SURE), here, tail;
+    bool limits = load >= (spdl__stats_pushed(s) ? SPDL__LIMITING : SPDL__SURE), here, tail, away;
     if (s->stage_count == 0) return;
     for (stage = s->stage; stage < s->stage + s->stage_count; ++stage) {
         busy += stage->deferred || stage->threads > 0 ? 0 : (double)stage->busy_ns;
@@ -13289,18 +13329,22 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     tail = here && spdl__stage_late(most, most->exposed_ns / 2); /* for rare slow calls */
     if (load >= SPDL__LIMITING && most == &s->stage[busiest] && most->concurrency == 1)
         limits |= here && !tail;
+    /* items were ready for a row that could have more calls, and had no worker */
+    away = s->shared_pool && (idle > exposed / 4 || (load < SPDL__SURE && busiest > 0 &&
+                              s->edge[busiest - 1].readiness > SPDL__SURE));
     f->is.stage = busiest;
     if (spdl__stats_short_calls(s)) {
         f->short_calls = true;
         f->is.stage = -1;
     } else if (!tail && spdl__find_bursts(s, f)) {
         return;
-    } else if (spdl__find_full(s, f, busiest)) {
+    } else if (!(away && spdl__stage_sleeps(&s->stage[busiest])) &&
+               spdl__find_full(s, f, busiest)) {
         return;
     } else if (s->workers == 0 ||
                busy >= SPDL__ALL_BUSY * spdl__stats_threads(s) * (double)s->elapsed_ns) {
         spdl__find_class(s, f, true);
-    } else if (s->shared_pool && idle > exposed / 4) {
+    } else if (away) {
         const double least = spdl__law(s, f, false, false, 0, &f->next);
         f->is.limit = SPDL_LIMIT_WORKERS;
         f->elsewhere = true;
@@ -13326,15 +13370,15 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
 SPDL__COLD void spdl__find_pushed(const spdl_stats *s, spdl__found *f) {
     const spdl_stage_stats *feed = &s->stage[0];
     const int busiest = spdl__stats_busiest(s);
-    if (spdl__share(feed->skips + feed->failures, feed->tasks + feed->failures) >= SPDL__LOST) {
+    const bool busy = spdl__stage_load(s, busiest) >= SPDL__LIMITING;
+    if (spdl__share(feed->skips + feed->failures, feed->tasks + feed->failures) < SPDL__LOST) {
+        if (busy) f->is.stage = busiest;
+    } else if (busy || s->edge[0].readiness >= SPDL__LIMITING) {
         spdl__find_wait(s, f);
-        if (f->is.limit != SPDL_LIMIT_NOT_KNOWN || s->edge[0].readiness >= SPDL__LIMITING)
-            return;
+    } else { /* more came at once than it holds */
         f->is.stage = 0;
         f->is.limit = SPDL_LIMIT_ROOM;
         f->is.buffer_size = 2 * s->edge[0].buffer_size;
-    } else if (spdl__stage_load(s, busiest) >= SPDL__LIMITING) {
-        f->is.stage = busiest;
     }
 }
 
@@ -13343,7 +13387,7 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *s) {
     const uint64_t rows = spdl__stats_cpu(s);
     spdl__found f;
     memset(&f, 0, sizeof(f));
-    f.is.stage = -1;
+    f.is.stage = f.late = -1;
     if (s->delivered == 0) return f;
     /* processors are unknown after a short run, or if they were read long after its end */
     if (s->process_ns >= 50000000 && s->process_ns / 5 <= s->elapsed_ns / 4 &&
@@ -13362,7 +13406,6 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *s) {
     else /* rows or other programs had its processor */
         f.is.limit = f.others > spdl__share(rows, s->elapsed_ns) ? SPDL_LIMIT_FOREIGN
                                                                  : SPDL_LIMIT_HARM;
-    f.proven = f.is.stage >= 0 && s->stage[f.is.stage].lock_found;
     return f;
 }
 
@@ -13373,8 +13416,6 @@ SPDL_API spdl_limit spdl_stats_find(const spdl_stats *s, spdl_finding *finding) 
 }
 
 /* --- the verdict --- */
-
-#define SPDL__ASK_DOCTOR ": SPDL_DOCTOR=30 measures it"
 
 /* Where most of the time from push to answer was spent. */
 SPDL__COLD void spdl__verdict_of_answers(spdl__text *t, const spdl_stats *s) {
@@ -13433,6 +13474,8 @@ SPDL__COLD bool spdl__found_fails(const spdl__found *f) {
 
 SPDL__COLD void spdl__verdict_gain(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
     const spdl_finding *is = &f->is;
+    const spdl_stage_stats *stage = &s->stage[is->stage];
+    const bool more = stage->concurrency > 1; /* an earlier step has raised it */
     int i;
     if (f->measured != NULL) {
         spdl__text_add(t, ": measured ");
@@ -13443,21 +13486,23 @@ SPDL__COLD void spdl__verdict_gain(spdl__text *t, const spdl_stats *s, const spd
     if (is->gain > 0)
         spdl__text_add(t, is->gain < 9.95 ? ": up to %.*gx" : ": up to %.*fx",
                        is->gain < 1.095 ? 3 : is->gain < 9.95 ? 2 : 0, is->gain);
-    if (is->buffer_size == 0)
-        spdl__text_add(t, ", unless calls hold each other up (a lock, the allocator, memory, "
-                          "the other side)");
-    for (i = 0; i < s->stage_count && is->buffer_size == 0; ++i)
-        if (is->concurrency[i] == 0 && spdl__stage_paced(s, i))
-            spdl__text_add(t, " or %s keeps a pace", spdl__stage_called(t, s, i));
     spdl__text_add(t, ".");
-    if (f->others >= SPDL__OTHERS && is->buffer_size == 0 &&
-        !spdl__stage_sleeps(&s->stage[is->stage]))
+    if (f->elsewhere) return;
+    if (is->buffer_size > 0) {
+        if (f->raises) spdl__text_add(t, " A doctor does not try buffers.");
+        return;
+    }
+    spdl__text_add(t, "%s its calls wait for each other",
+                   more ? " If the last step gained nothing, take it back:" : " It gains less if");
+    for (i = 0; i < s->stage_count; ++i)
+        if (is->concurrency[i] == 0 && spdl__stage_paced(s, i))
+            spdl__text_add(t, ", or %s keeps a pace", spdl__stage_called(t, s, i));
+    spdl__text_add(t, f->raises || !s->may_doctor ? "."
+                      : more && !f->doctor        ? ". SPDL_DOCTOR=30 finds out."
+                                                  : ". SPDL_DOCTOR=30,raise tries it.");
+    if (f->others >= SPDL__OTHERS && !stage->deferred && !spdl__stage_sleeps(stage))
         spdl__text_add(t, " Other programs use %.2f of %.3g processors: while they do, it gains "
                           "less.", f->others, s->cores_allowed);
-    if (f->raises)
-        spdl__text_add(t, is->buffer_size > 0 ? " A doctor does not try buffers." : "");
-    else if (s->may_doctor && is->buffer_size == 0)
-        spdl__text_add(t, " SPDL_DOCTOR=30,raise tries it.");
 }
 
 /* ".concurrency = 2 for stage 1 'a' and stage 2 'b'", by number. A sentence about one row does not
@@ -13469,9 +13514,6 @@ SPDL__COLD const char *spdl__verdict_calls(spdl__text *t, const spdl_stats *s,
     for (i = 0; i < s->stage_count; ++i) rows += calls[i] > 0;
     if (rows == 1 && row >= 0 && calls[row] > 0) {
         spdl__text_add(t, "%s.concurrency = %d", before, calls[row]);
-        if (s->stage[row].concurrency == 1 && f->measured == NULL)
-            spdl__text_add(t, " (or .serial = true, if it must not run twice at a time or keeps a "
-                              "pace)");
         return " and ";
     }
     for (i = 0; i < s->stage_count; ++i) {
@@ -13493,10 +13535,12 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *t, const spdl_stats *s, const
     const spdl_finding *is = &f->is;
     const bool fails = f->measured != NULL && !spdl__found_helps(f);
     const char *before = fails ? " " : " Write ";
-    if (f->changed != NULL) return true;
+    if (f->change != NULL && f->change->differ) return true;
     if (!spdl__finding_has(is)) return false;
     before = spdl__verdict_calls(t, s, f, before);
-    if (is->workers > 0) spdl__text_add(t, "%sworkers = %d", before, is->workers);
+    if (is->workers > 0)
+        spdl__text_add(t, s->shared_pool ? "%s.workers = %d in the spdl_pool_desc"
+                                         : "%sworkers = %d", before, is->workers);
     if (is->buffer_size > 0)
         spdl__text_add(t, is->stage == s->stage_count - 1 ? "%sSPDL_SINK(%d)"
                                                           : "%s.buffer_size = %d",
@@ -13512,38 +13556,30 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *t, const spdl_stats *s, const
     return true;
 }
 
-/* No setting gains enough: names the next limit. */
+/* No setting gains enough. */
 SPDL__COLD void spdl__verdict_next(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
-    spdl__text_add(t, " More calls at a time would gain less than 3 %%: ");
-    if (f->next >= 0)
-        spdl__text_add(t, "%s is as near its limit%s.", spdl__stage_called(t, s, f->next),
-                       spdl__stage_raises(s, f->next) ? "" : ", and has one call at a time");
-    else if (f->next == SPDL__BY_CORES)
-        spdl__text_add(t, "%.2f of %.3g processors are used.", f->used, s->cores_allowed);
+    spdl__text_add(t, " More calls at a time would gain less than 3 %%");
+    if (f->next == SPDL__BY_CORES)
+        spdl__text_add(t, ": %.2f of %.3g processors are used.", f->used, s->cores_allowed);
     else
-        spdl__text_add(t, f->next == SPDL__BY_WORKERS ? "there can be no more workers."
-                                                      : "the consumer's steps take as long.");
+        spdl__text_add(t, f->next == SPDL__BY_WORKERS ? ": there can be no more workers." : ".");
 }
 
 SPDL__COLD void spdl__verdict_cure(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
     const spdl_stage_stats *stage = &s->stage[f->is.stage];
+    const bool source = stage->kind == SPDL_KIND_SOURCE, sleeps = spdl__stage_sleeps(stage);
     if (f->is.limit == SPDL_LIMIT_LOCK) {
-        spdl__text_add(t, f->proven ? " Its calls wait for each other, as for a lock, or the "
-                                      "other side takes no more: more at a time do not help."
-                          : f->doctor ? " It may be a lock."
-                                      : " It may be a lock" SPDL__ASK_DOCTOR ".");
+        spdl__text_add(t, " Its calls wait for each other, as for a lock, or the other side takes "
+                          "no more: more at a time do not help.");
+    } else if (f->is.limit == SPDL_LIMIT_SERIAL && stage->from) {
+        spdl__text_add(t, " It waits for what it takes from: see the verdict of that pipeline.");
     } else if (f->is.limit == SPDL_LIMIT_SERIAL) {
-        const bool source = stage->kind == SPDL_KIND_SOURCE, sleeps = spdl__stage_sleeps(stage);
-        if (stage->from)
-            spdl__text_add(t, " It waits for what it takes from: see the verdict of that "
-                              "pipeline.");
-        else
-            spdl__text_add(t, "%s%s %s%s", sleeps ? " If it keeps a pace, that is the limit." : "",
-                           sleeps && source ? " If it takes from another pipeline, see the verdict "
-                                              "of that one." : "",
-                           sleeps ? "Else m" : "M",
-                           source ? "ove work from the source to a stage."
-                                  : "ake it cheaper, or split the row in two.");
+        spdl__text_add(t, "%s%s%s", sleeps ? " If it " : " ",
+                       sleeps && source ? "waits for its data or " : "",
+                       sleeps ? "keeps a rate, that is the limit. Else m" : "M");
+        spdl__text_add(t, !source  ? "ake it cheaper, or split the row in two."
+                          : sleeps ? "ove the waiting into a stage."
+                                   : "ove work from the source to a stage.");
     } else {
         if (stage->split_calls > 0 && spdl__stats_faults(s))
             spdl__text_add(t, " It takes %.0f page faults for each item of the consumer: use "
@@ -13557,34 +13593,37 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *t, const spdl_stats *s, const 
     const double load = 100 * spdl__stage_load(s, spdl__stats_busiest(s));
     const double cores = s->cores_allowed;
     if (f->short_calls)
-        spdl__text_add(t, "no call takes as long as handing an item on. Do more in one call, or "
-                          "pass batches.");
+        spdl__text_add(t, "no call takes as long as handing an item on. %s, or pass batches.",
+                       s->edge[s->stage_count - 1].buffer_size < 32
+                           ? "Try .buffer_size = 32 in all rows and SPDL_SINK(32)"
+                           : "Do more in one call");
     else if (f->used >= SPDL__FULL * cores && cores > 0)
         spdl__text_add(t, "the processors are used up (%.2f of %.3g), mostly outside of the "
                           "stages.", f->used + f->others, cores);
-    else if (s->workers_runnable_ns / (uint64_t)spdl__stats_threads(s) >
-             s->elapsed_ns / 5)
-        spdl__text_add(t, "the workers were ready for it, and waited for a processor. Use fewer "
-                          "workers, or stop other programs.");
     else
         spdl__text_add(t, "no stage was busy more than %.0f %% of the time. The limit is not "
-                          "known%s%s.", load, f->doctor ? "" : SPDL__ASK_DOCTOR,
+                          "known%s%s.", load, f->doctor ? "" : ": SPDL_DOCTOR=30 measures it",
                        s->elapsed_ns / 50000 >= s->delivered
                            ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
 }
 
 SPDL__COLD void spdl__verdict_of_room(spdl__text *t, const spdl_stats *s,
                                       const spdl__found *f, const char *called) {
-    const int row = f->is.stage, last = s->stage_count - 1;
-    const spdl_stage_stats *stage = &s->stage[row];
-    const double full = spdl__share(s->edge[row].put_wait_ns, s->edge[row].elapsed_ns);
+    const int row = f->is.stage;
+    const spdl_stage_stats *stage = &s->stage[f->late >= 0 ? f->late : row];
+    const bool sink = row == s->stage_count - 1 &&
+                      spdl__share(s->edge[row].put_wait_ns, s->edge[row].elapsed_ns) >= SPDL__ROOM;
     if (stage->kind == SPDL_KIND_FEED)
         spdl__text_add(t, "more came at once than its buffer_size.");
-    else if (row == last && full >= SPDL__ROOM)
-        spdl__text_add(t, "at other times results waited for a place in the sink, as its steps "
-                          "take %s (p50) to %s.",
-                       spdl__duration(t, (double)s->step_p50_ns),
-                       spdl__duration(t, (double)s->step_max_ns));
+    else if (f->late >= 0)
+        spdl__text_add(t, "finished items wait behind slower ones: calls of %s take %s (p50) to "
+                          "%s and leave in order.", spdl__stage_called(t, s, f->late),
+                       spdl__duration(t, (double)stage->p50_ns),
+                       spdl__duration(t, (double)stage->max_ns));
+    else if (sink)
+        spdl__text_add(t, "its steps are uneven, %s (p50) to %s, and the sink of %d does not "
+                          "bridge that.", spdl__duration(t, (double)s->step_p50_ns),
+                       spdl__duration(t, (double)s->step_max_ns), s->edge[row].buffer_size);
     else
         spdl__text_add(t, "rare slow calls of %s took up to %s, where half take %s, and held "
                           "back the rest.", called,
@@ -13653,9 +13692,7 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *t, const spdl_stats *s, const
                            ? ", one call at a time, as its row allows no more (.serial, .flush or "
                              ".again)."
                        : f->is.limit == SPDL_LIMIT_SERIAL && !stage->from
-                           ? ", one call at a time."
-                       : f->is.limit == SPDL_LIMIT_LOCK && !f->proven
-                           ? " on one processor at a time." : ".");
+                           ? ", one call at a time." : ".");
         spdl__verdict_cure(t, s, f);
         break;
     default: spdl__verdict_of_none(t, s, f);
@@ -13745,7 +13782,7 @@ SPDL__COLD void spdl__verdict(spdl__text *t, const spdl_stats *s, const spdl__fo
         spdl__verdict_of_fed(t, s, f);
     }
     spdl__verdict_of_calls(t, s);
-    if (f->changed != NULL) spdl__text_add(t, " %s", f->changed);
+    if (f->change != NULL) spdl__text_add(t, " %s", f->change->text);
 }
 
 /* --- the table --- */
@@ -13757,7 +13794,7 @@ SPDL__COLD void spdl__stats_row(spdl__text *t, const spdl_stats *s, int i, bool 
     const uint64_t times[] = { stage->p50_ns, stage->p99_ns, stage->max_ns };
     const double waits = spdl__share(stage->exposed_ns + stage->exposed_idle_ns, s->wait_ns);
     const double runq = spdl__share(stage->runnable_ns, stage->busy_ns);
-    const double block = spdl__share(stage->blocked_ns, stage->busy_ns);
+    const double block = spdl__smaller(spdl__share(stage->blocked_ns, stage->busy_ns), 1);
     const bool calls = stage->kind == SPDL_KIND_SOURCE || stage->kind == SPDL_KIND_PIPE ||
                        stage->kind == SPDL_KIND_BRANCH;
     const bool split = stage->split_calls > 0 && stage->mean_ns >= 1000;
@@ -13820,9 +13857,10 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *s, char *buffer, size_t bytes)
     return (int)t.length;
 }
 
-SPDL__COLD void spdl__stats_write(spdl__text *t, const spdl_stats *s, const char *changed) {
+SPDL__COLD void spdl__stats_write(spdl__text *t, const spdl_stats *s,
+                                  const spdl__change *change) {
     spdl__found f = spdl__find(s);
-    f.changed = changed;
+    f.change = change;
     spdl__verdict(t, s, &f);
     spdl__text_add(t, "\n");
     if (spdl__stats_pushed(s))
@@ -13865,6 +13903,13 @@ typedef struct spdl__field {
 static const char *const spdl__limit_names[] = {
     "not_known", "consumer", "concurrency", "machine", "lock", "serial", "room", "batch",
     "workers", "harm", "foreign", NULL
+};
+
+/* For "it was ...": a row follows "of". */
+static const char *const spdl__limit_words[] = {
+    "", "the consumer", "too few calls at a time of ", "the processors", "a lock in calls of ",
+    "the single call of ", "the small buffer of ", "the batch of ", "too few workers",
+    "harm to the consumer's steps", "other programs"
 };
 
 #define SPDL__OF spdl_finding
@@ -13967,19 +14012,23 @@ SPDL__COLD void spdl__json_array(spdl__text *t, const char *name, const void *fi
 }
 
 /* Verdict and finding: the beginning of an object. */
-SPDL__COLD void spdl__json_verdict(spdl__text *t, const spdl_stats *s) {
-    const spdl__found f = spdl__find(s);
+SPDL__COLD void spdl__json_verdict(spdl__text *t, const spdl_stats *s,
+                                   const spdl__change *change) {
+    spdl__found f = spdl__find(s);
     char verdict[1024];
-    (void)spdl_stats_verdict(s, verdict, sizeof(verdict));
+    spdl__text words = spdl__text_start(verdict, sizeof(verdict));
+    f.change = change;
+    spdl__verdict(&words, s, &f);
     spdl__text_add(t, "{\"verdict\":");
     spdl__json_string(t, verdict);
     spdl__json_fields(t, ",\"finding\":{", &f.is, spdl__finding_fields);
     spdl__text_add(t, "}");
 }
 
-SPDL__COLD void spdl__json_stats(spdl__text *t, const spdl_stats *s) {
+SPDL__COLD void spdl__json_stats(spdl__text *t, const spdl_stats *s,
+                                 const spdl__change *change) {
     int i;
-    spdl__json_verdict(t, s);
+    spdl__json_verdict(t, s, change);
     spdl__json_fields(t, ",", s, spdl__stats_fields);
     spdl__text_add(t, ",\"stages\":[");
     for (i = 0; i < s->stage_count; ++i) {
@@ -14135,26 +14184,38 @@ typedef struct spdl__reporter {
     spdl__process_stats process; /* at the last report */
     spdl__since since;
     uint32_t often[(SPDL_LIMIT_FOREIGN + 1) * SPDL__LIMIT_ROWS]; /* intervals, by limit and row */
-    char changed[128]; /* sentence about them, or "" */
+    spdl__change change; /* of them; no text: none */
 } spdl__reporter;
 
+/* Counts the limit of the interval, and says which most intervals had. Where loading kept up there
+   was no limit to write settings for. */
 SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
     const spdl_finding is = spdl__find(&r->interval).is;
-    spdl__text t = spdl__text_start(r->changed, sizeof(r->changed));
-    uint32_t all = 0;
+    spdl__change *change = &r->change;
+    spdl__text t = spdl__text_start(change->text, sizeof(change->text));
+    uint32_t all = 0, fed = 0, limit = 0;
     int i, most = 0, row;
     if (is.limit != SPDL_LIMIT_NOT_KNOWN)
         ++r->often[(int)is.limit * SPDL__LIMIT_ROWS + is.stage + 1];
     for (i = 0; i < (SPDL_LIMIT_FOREIGN + 1) * SPDL__LIMIT_ROWS; ++i) {
+        const bool fits = i / SPDL__LIMIT_ROWS == SPDL_LIMIT_CONSUMER;
         all += r->often[i];
+        if (fits) fed += r->often[i];
+        else limit = r->often[i] > limit ? r->often[i] : limit;
         if (r->often[i] > r->often[most]) most = i;
     }
+    change->differ = limit < all - fed;
     if (all < 4 || r->often[most] >= all - all / 10) return; /* as good as always */
     row = most % SPDL__LIMIT_ROWS - 1;
-    spdl__text_add(&t, "The limit changed: in %u of %u intervals it was %s%s%s.",
-                   (unsigned)r->often[most], (unsigned)all,
-                   spdl__limit_names[most / SPDL__LIMIT_ROWS], row >= 0 ? " of " : "",
-                   row >= 0 ? spdl__stage_called(&t, &r->now, row) : "");
+    i = most / SPDL__LIMIT_ROWS;
+    spdl__text_add(&t, "The limit changed: in %u of %u intervals it was %s", r->often[most], all,
+                   spdl__limit_words[i]);
+    spdl__text_add(&t, "%s.", row >= 0 && strstr(spdl__limit_words[i], " of ") != NULL
+                                  ? spdl__stage_called(&t, &r->now, row) : "");
+}
+
+SPDL__COLD const spdl__change *spdl__report_change(const spdl__reporter *r) {
+    return r->change.text[0] != '\0' ? &r->change : NULL;
 }
 
 SPDL__COLD void spdl__json_head(spdl__text *t, const char *schema, const char *name) {
@@ -14187,9 +14248,9 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__json_head(&t, "spdl.stats.1", r->name);
     spdl__text_add(&t, ",\"run\":%llu,\"final\":%s,\"interval\":", (spdl__llu)(r->run / 1000),
                    final ? "true" : "false");
-    spdl__json_verdict(&t, &r->interval);
+    spdl__json_verdict(&t, &r->interval, NULL);
     spdl__text_add(&t, "},\"total\":");
-    spdl__json_stats(&t, &r->now);
+    spdl__json_stats(&t, &r->now, spdl__report_change(r));
     spdl__json_fields(&t, ",\"process\":{", &r->process, spdl__process_fields);
     spdl__text_add(&t, "}}\n");
     if (t.length < r->bytes)
@@ -14204,7 +14265,7 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     spdl__text_add(&t, "  %s %s, %llu items\n", final ? "ended after" : "at",
                    spdl__duration(&t, (double)r->now.elapsed_ns),
                    (spdl__llu)r->now.delivered);
-    if (final) spdl__stats_write(&t, &r->now, r->changed[0] != '\0' ? r->changed : NULL);
+    if (final) spdl__stats_write(&t, &r->now, spdl__report_change(r));
     else spdl__stats_write(&t, &r->interval, NULL);
     spdl__text_add(&t, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident\n",
                    spdl__share(r->interval.process_cpu_ns, r->interval.process_ns),
@@ -15207,7 +15268,7 @@ SPDL__COLD void spdl__hand_leave(spdl_pipeline *p) {
 #define SPDL__SETTLE_NS 1e9  /* the most time before a window */
 #define SPDL__SLOWER 0.2     /* share by which calls are delayed */
 #define SPDL__BUSY_ROW 0.4   /* the least load of a row that is delayed */
-#define SPDL__FOLLOWS 0.97   /* throughput below this followed the delay */
+#define SPDL__FOLLOWS 0.92   /* throughput below this followed the delay */
 #define SPDL__HIDDEN (1.03 / (1 + SPDL__SLOWER)) /* above this it did not follow fully */
 
 typedef enum spdl__doctor_method {
@@ -15353,10 +15414,15 @@ SPDL__COLD uint32_t spdl__doctor_calls(const spdl__doctor *d, spdl__arm_kind kin
     return kind == SPDL__ARM_SETTINGS && calls > 0 ? (uint32_t)calls : d->limit[i];
 }
 
+/* Workers that the settings add. */
+SPDL__COLD int spdl__doctor_more(const spdl__doctor *d) {
+    return spdl__found_threads(&d->seen, &d->found) - spdl__stats_threads(&d->seen);
+}
+
 /* Makes the changes of an arm, and undoes all others. */
 SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__hand *hand = d->p->hand;
-    const bool tries = arm->kind == SPDL__ARM_SETTINGS && d->found.is.workers > 0;
+    const bool tries = arm->kind == SPDL__ARM_SETTINGS;
     int i;
     spdl__store_relaxed(&hand->cut_until, spdl_time_ns() + 20 * d->window_ns);
     spdl__store32(&hand->cut, arm->kind == SPDL__ARM_CUT ? (uint32_t)arm->row + 1 : 0);
@@ -15370,7 +15436,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
         spdl__store32(&node->limit, calls);
         spdl__wake_changed(d->p, node);
     }
-    spdl__doctor_open_workers(d, tries ? d->found.is.workers - d->report.workers
+    spdl__doctor_open_workers(d, tries ? spdl__doctor_more(d)
                                        : (int)spdl__load_relaxed32(&d->p->open));
     d->at = *arm;
     d->window.set = spdl_time_ns();
@@ -15468,6 +15534,24 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
 }
 
+/* Reduces settings to those that the running pipeline can take. */
+SPDL__COLD void spdl__doctor_reduce(spdl__doctor *d) {
+    spdl_finding *is = &d->found.is;
+    const int threads = spdl__stats_threads(&d->seen) + d->p->spare;
+    int i;
+    if (!d->plan.desc.raise || is->buffer_size > 0) return;
+    for (i = 0; i < d->p->count; ++i) {
+        const int most = d->p->node[i].most;
+        if (is->concurrency[i] > most) is->concurrency[i] = most;
+        if (spdl__stage_pooled(&d->seen, i) && is->concurrency[i] > threads)
+            is->concurrency[i] = threads;
+        if (is->concurrency[i] <= (int)d->limit[i]) is->concurrency[i] = 0;
+    }
+    if (is->workers > d->report.workers + d->p->spare)
+        is->workers = d->report.workers + d->p->spare;
+    spdl__find_gain(&d->seen, &d->found);
+}
+
 /* Finds the limit, and the thread whose waits make rounds invalid. */
 SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
@@ -15478,6 +15562,7 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     d->found = spdl__find(&d->seen);
     d->found.doctor = true;
     d->found.raises = d->plan.desc.raise;
+    spdl__doctor_reduce(d);
     r->cores = d->seen.cores_allowed;
     r->cores_used = d->found.used;
     r->others_used = d->found.others;
@@ -15501,7 +15586,7 @@ SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
     for (i = 0; i < d->p->count; ++i)
         if (is->concurrency[i] > d->p->node[i].most) return false;
     return d->plan.desc.raise && spdl__finding_has(is) && is->buffer_size == 0 &&
-           is->workers <= d->report.workers + d->p->spare;
+           spdl__doctor_more(d) <= d->p->spare;
 }
 
 /* Arms for rows that can be replayed, then for the busiest others; at most three more than rows. */
@@ -15537,7 +15622,6 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
 SPDL__COLD void spdl__found_locks(spdl__found *f) {
     spdl__finding_clear(&f->is);
     f->is.limit = SPDL_LIMIT_LOCK;
-    f->proven = true;
 }
 
 /* The least factor by which the delay must slow a row without a lock. Idle time of its calls can
@@ -15556,24 +15640,19 @@ SPDL__COLD double spdl__doctor_longer(const spdl__doctor *d, int i) {
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     spdl__found *f = &d->found;
     const spdl__doctor_row *row;
-    bool follows, hides;
-    if (f->is.stage < 0 || (f->is.limit != SPDL_LIMIT_CONCURRENCY &&
-                            f->is.limit != SPDL_LIMIT_WORKERS && f->is.limit != SPDL_LIMIT_LOCK))
+    bool hides;
+    if (f->is.stage < 0 ||
+        (f->is.limit != SPDL_LIMIT_CONCURRENCY && f->is.limit != SPDL_LIMIT_WORKERS))
         return;
     row = &d->report.row[f->is.stage];
     if (row->method != SPDL__DOCTOR_SLOWED || !row->asleep.known) return;
-    follows = row->asleep.high < SPDL__FOLLOWS;
-    hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS - 0.05;
+    hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS;
     if (hides && row->concurrency > 1 &&
         row->asleep.low * spdl__doctor_longer(d, f->is.stage) > 1.03) {
         spdl__found_locks(f);
-    } else if (f->is.limit == SPDL_LIMIT_LOCK && follows) {
-        f->is.limit = SPDL_LIMIT_CONCURRENCY;
-        spdl__find_settings(&d->seen, f, true);
     } else if (hides && row->concurrency == 1) {
         memset(&f->is, 0, sizeof(f->is));
         f->is.stage = -1;
-        f->proven = false;
     }
 }
 
@@ -15598,8 +15677,7 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     if (r->kept) {
         for (i = 0; i < d->p->count; ++i)
             d->limit[i] = spdl__doctor_calls(d, SPDL__ARM_SETTINGS, i);
-        if (is->workers > 0)
-            spdl__store_relaxed32(&d->p->open, (uint32_t)(is->workers - r->workers));
+        spdl__store_relaxed32(&d->p->open, (uint32_t)spdl__doctor_more(d));
     } else if (is->stage >= 0 && r->row[is->stage].concurrency > 1 && promised > 0.1 &&
                r->measured.high - 1 < 0.4 * promised &&
                !spdl__stage_queued(&d->seen.stage[is->stage])) {
@@ -15620,6 +15698,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     }
     spdl__verdict(&t, &d->seen, &d->found);
     if (r->rounds > 0 && spdl__finding_has(&d->found.is) && d->found.is.stage >= 0 &&
+        d->found.measured == NULL &&
         r->row[d->found.is.stage].method == SPDL__DOCTOR_NO_METHOD && d->found.is.buffer_size == 0)
         spdl__text_add(&t, " The doctor cannot slow %s: it does not know whether its calls hold "
                            "each other up.",
@@ -15670,7 +15749,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     d->phase = SPDL__DOCTOR_DONE;
     spdl__hand_leave(d->p);
     r->finding = d->found.is;
-    if (d->found.proven)
+    if (r->finding.limit == SPDL_LIMIT_LOCK)
         spdl__store_relaxed32(&d->p->node[r->finding.stage].locked_at, d->limit[r->finding.stage]);
     if (d->found.measured != NULL && !r->kept) spdl__finding_clear(&r->finding);
     r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
@@ -15826,7 +15905,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->report.workers = workers;
     d->report.replays = plan->desc.replay;
     d->report.row_count = p->count;
-    d->found.is.stage = d->report.finding.stage = -1;
+    d->found.is.stage = d->found.late = d->report.finding.stage = -1;
     for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
     for (i = 0; i < SPDL__MAX_WORKERS; ++i) d->spare[i].d = d;
     p->doctor = d;

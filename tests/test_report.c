@@ -277,14 +277,17 @@ static void intervals_with_several_limits(void) {
         s->stage[0].busy_ns = i < 7 ? 950000000 : 1000000;
         s->stage[1].busy_ns = i < 7 ? 1000000 : 950000000;
         spdl__report_limit(&r);
-        CHECK_EQ(r.changed[0] != '\0', i > 6);
+        CHECK_EQ(spdl__report_change(&r) != NULL, i > 6);
     }
-    CHECK_STR(r.changed, "The limit changed: in 7 of 10 intervals it was concurrency of stage 0 "
-                         "'a'.");
-    out = spdl__text_start(text, sizeof text);
-    spdl__stats_write(&out, s, r.changed);
-    CHECK(says(text, "stage 1 'b' was busy 95 %") && says(text, r.changed));
-    CHECK(!says(text, "Write "));
+    CHECK_STR(r.change.text, "The limit changed: in 7 of 10 intervals it was too few calls at a "
+                             "time of stage 0 'a'.");
+    for (int json = 0; json < 2; ++json) { /* the table and the page have the same last word */
+        out = spdl__text_start(text, sizeof text);
+        if (json) spdl__json_verdict(&out, s, spdl__report_change(&r));
+        else spdl__stats_write(&out, s, spdl__report_change(&r));
+        CHECK(says(text, "was busy 95 %") && says(text, "The limit changed: in 7 of 10"));
+        CHECK(!says(text, "Write "));
+    }
     out = spdl__text_start(text, sizeof text);
     spdl__stats_write(&out, s, NULL);
     CHECK(says(text, "Write .concurrency = 2"));
@@ -294,7 +297,10 @@ static void intervals_with_several_limits(void) {
         s->step_ns = 1000000000 - s->wait_ns;
         spdl__report_limit(&r);
     }
-    CHECK_STR(r.changed, "The limit changed: in 7 of 10 intervals it was consumer.");
+    CHECK_STR(r.change.text, "The limit changed: in 7 of 10 intervals it was the consumer.");
+    out = spdl__text_start(text, sizeof text); /* the others agree on what to write */
+    spdl__stats_write(&out, s, spdl__report_change(&r));
+    CHECK(says(text, "Write .concurrency = 2") && says(text, "it was the consumer."));
 }
 
 /* Percentiles of an interval are those of its own calls. */
@@ -479,8 +485,8 @@ static void json_of_the_largest_pipeline(void) {
         stats.stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
         stats.edge[i].readiness = 1;
     }
-    spdl__json_stats(&twice, &stats);
-    spdl__json_stats(&twice, &stats);
+    spdl__json_stats(&twice, &stats, NULL);
+    spdl__json_stats(&twice, &stats, NULL);
     CHECK(twice.length + 2048 < bytes);
     CHECK(json_skip(text) == text + twice.length / 2);
     free(text);
