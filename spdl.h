@@ -14630,6 +14630,12 @@ SPDL__COLD bool spdl__rounds_next(spdl__rounds *r, bool drop) {
     return r->round < SPDL__ROUNDS;
 }
 
+/* Returns true if the last round was dropped and is made again: at most as often as there are
+   others, as the load can change meanwhile. */
+SPDL__COLD bool spdl__rounds_again(const spdl__rounds *r) {
+    return r->round > 0 && r->dropped[r->round - 1] && 2 * r->drops <= r->round + 1;
+}
+
 /* Returns true if enough rounds remain without the dropped ones. Else all count. */
 SPDL__COLD bool spdl__rounds_clean(const spdl__rounds *r) {
     return r->round - r->drops >= SPDL__ROUNDS_LEAST || r->drops == 0;
@@ -14923,11 +14929,11 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
     length = h->window_ns * 5 / 2 + spdl__min(h->window_ns, SPDL__WINDOW_GAPS * h->gap_ns);
     until = start + budget;
     while (h->result == SPDL_OK && (h->rounds.round < SPDL__ROUNDS) && now + length <= until) {
-        const int drops = h->rounds.drops;
         spdl__headspace_round(h);
         now = spdl_time_ns();
         length = (now - start - setup) / spdl__max((uint64_t)h->rounds.round, 1);
-        if (h->rounds.drops > drops) until = spdl__min(until + length, start + budget * 3 / 2);
+        if (spdl__rounds_again(&h->rounds))
+            until = spdl__min(until + length, start + budget * 3 / 2);
     }
     if (h->result == SPDL_OK)
         h->report->more_seconds =
@@ -15479,8 +15485,8 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     ++d->report.rounds;
     d->report.dropped += drop;
     d->report.others_used = d->others / d->report.rounds;
-    if (drop) d->phase_ns = spdl__min(d->phase_ns + took, d->most_ns);
     room = spdl__rounds_next(&d->rounds, drop);
+    if (spdl__rounds_again(&d->rounds)) d->phase_ns = spdl__min(d->phase_ns + took, d->most_ns);
     spdl__process_read(&d->clocks);
     return room && now + took / 2 < d->phase_ns;
 }
