@@ -1372,8 +1372,7 @@ typedef struct spdl_stats {
     bool next_works;        /* the thread in next runs stages, too */
     bool shared_pool;       /* other pipelines use the workers, too */
     bool default_workers;   /* .workers is 0: the largest .concurrency provides the threads */
-    uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls (Linux with
-                               schedstat; else 0) */
+    uint64_t workers_runnable_ns; /* time workers were ready outside of calls (schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item outside of waits: the consumer's steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t step_p50_ns, step_p99_ns, step_max_ns; /* within 6.25 %; below 1 us the mean of 32 */
@@ -1395,9 +1394,11 @@ typedef struct spdl_stats {
 } spdl_stats;
 
 /* Copies the counters, in a few microseconds for each stage, and every 10 ms reads the process.
-   Each counter is exact, and none decreases. The call wakes a worker if the last row can be
-   called. */
+   Each counter is exact, and none decreases. A worker is woken if the last row can be called. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
+
+/* Turns `now` into the numbers since `before`. Durations of calls and steps remain those of all. */
+SPDL_API void spdl_stats_since(spdl_stats *now, const spdl_stats *before);
 
 /* Finds the limit of the consumer. `finding` can be NULL.
    Returns: the limit; SPDL_LIMIT_NOT_KNOWN if the numbers do not decide. */
@@ -1405,8 +1406,7 @@ SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *findi
 
 /* The finding in words: the consumer's waits, the stage and the cause, and the settings to write. A
    gain without a measurement is an upper bound, "up to". With a feed: the dropped and refused
-   requests, and the time to an answer. Stages in which over 5 % of the calls fail, and calls that
-   hang, are named.
+   requests, and the time to an answer. Stages with over 5 % failed calls, and calls that hang.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -13922,8 +13922,9 @@ static const spdl__field spdl__finding_fields[] = {
 static const spdl__field spdl__stats_fields[] = {
     SPDL__F('i', workers), SPDL__F('b', next_works),
     SPDL__F3('u', elapsed_ns, delivered, first_item_ns), SPDL__F2('u', wait_ns, polls),
-    SPDL__F('h', workers_runnable_ns), SPDL__F3('u', step_ns, step_mean_ns, step_p50_ns),
-    SPDL__F3('u', step_p99_ns, step_max_ns, answer_wait_ns), SPDL__F('u', consumer_runnable_ns),
+    SPDL__F('h', workers_runnable_ns), SPDL__F('u', step_ns),
+    SPDL__F2('n', step_mean_ns, step_p50_ns), SPDL__F2('n', step_p99_ns, step_max_ns),
+    SPDL__F2('u', answer_wait_ns, consumer_runnable_ns),
     SPDL__F3('h', process_ns, process_cpu_ns, others_cpu_ns), SPDL__F('h', minor_faults),
     SPDL__FIELDS_END
 };
@@ -13933,8 +13934,8 @@ static const spdl__field spdl__stage_fields[] = {
     SPDL__F('s', name), SPDL__F('e', kind), SPDL__F2('i', concurrency, in_flight),
     SPDL__F2('n', call_ns, call_item), SPDL__F3('u', tasks, failures, skips),
     SPDL__F3('u', freed, busy_ns, exposed_ns), SPDL__F('h', exposed_idle_ns),
-    SPDL__F3('u', mean_ns, p50_ns, p90_ns), SPDL__F3('u', p99_ns, max_ns, cpu_ns),
-    SPDL__F3('u', runnable_ns, blocked_ns, split_calls), SPDL__FIELDS_END
+    SPDL__F3('n', mean_ns, p50_ns, p90_ns), SPDL__F2('n', p99_ns, max_ns),
+    SPDL__F2('u', cpu_ns, runnable_ns), SPDL__F2('u', blocked_ns, split_calls), SPDL__FIELDS_END
 };
 #undef SPDL__OF
 #define SPDL__OF spdl_edge_stats
@@ -14058,27 +14059,32 @@ SPDL__COLD void spdl__fields_subtract(void *to, const void *from, const spdl__fi
     }
 }
 
+SPDL_API void spdl_stats_since(spdl_stats *now, const spdl_stats *before) {
+    const uint64_t first = spdl__grown(before->elapsed_ns, now->first_item_ns);
+    int i;
+    spdl__fields_subtract(now, before, spdl__stats_fields);
+    if (before->first_item_ns == 0) now->first_item_ns = first;
+    for (i = 0; i < now->stage_count; ++i) {
+        spdl__fields_subtract(&now->stage[i], &before->stage[i], spdl__stage_fields);
+        spdl__fields_subtract(&now->edge[i], &before->edge[i], spdl__edge_fields);
+    }
+    spdl__stats_means(now);
+}
+
 /* Subtracts the last snapshot from `now`, which becomes the last one. */
 SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, const spdl_stats *now,
                                  spdl_stats *interval) {
-    const spdl_stats *last = &since->last;
     spdl__histogram times;
     int i;
     *interval = *now;
-    spdl__fields_subtract(interval, last, spdl__stats_fields);
-    if (last->first_item_ns == 0)
-        interval->first_item_ns = spdl__grown(last->elapsed_ns, now->first_item_ns);
+    spdl_stats_since(interval, &since->last);
     for (i = 0; i < interval->stage_count; ++i) {
-        spdl_stage_stats *stage = &interval->stage[i];
-        spdl__fields_subtract(stage, &last->stage[i], spdl__stage_fields);
-        spdl__fields_subtract(&interval->edge[i], &last->edge[i], spdl__edge_fields);
         spdl__row_times(p, i, &times);
         spdl__histogram_since(&since->times[i], &times);
-        spdl__stage_times(stage, &since->times[i]);
+        spdl__stage_times(&interval->stage[i], &since->times[i]);
         since->times[i] = times;
     }
     spdl__stats_steps_of(p, interval, &since->steps);
-    spdl__stats_means(interval);
     since->last = *now;
 }
 

@@ -350,6 +350,34 @@ static void intervals_have_their_own_percentiles(void) {
     free(since);
 }
 
+/* Any program can subtract: counters are those since then, and shares of them, too. */
+static void numbers_since_a_moment(void) {
+    static spdl_stats before, now, all;
+    double ms = 2;
+    spdl_pipeline_desc desc = { .workers = SPDL_INLINE };
+    spdl_pipeline *p;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(endless),
+                                                        SPDL_PIPE(slower, .ctx = &ms),
+                                                        SPDL_SINK(1))) == SPDL_OK);
+    spdl_pipeline_stats(p, &before);
+    for (int i = 0; i < 3; ++i) {
+        take(p, 4 + i);
+        spdl_pipeline_stats(p, &now);
+        all = now;
+        spdl_stats_since(&now, &before);
+        CHECK_EQ(now.delivered, 4 + i);
+        CHECK_EQ(now.stage[1].tasks, all.stage[1].tasks - before.stage[1].tasks);
+        CHECK_EQ(now.edge[1].items, all.edge[1].items - before.edge[1].items);
+        CHECK_EQ(now.elapsed_ns, all.elapsed_ns - before.elapsed_ns);
+        CHECK_EQ(now.first_item_ns == 0, i > 0);
+        CHECK_EQ(now.step_mean_ns, now.step_ns / now.delivered);
+        CHECK_EQ(now.stage[1].p50_ns, all.stage[1].p50_ns);
+        CHECK_EQ(now.step_max_ns, all.step_max_ns);
+        before = all;
+    }
+    spdl_pipeline_destroy(p);
+}
+
 /* An edge that is empty for a whole interval reads 0, and the wait that still runs is counted. */
 SPDL_FN(nothing_yet, void, void) {
     while (!spdl_stopping(task)) sleep_ms(0.3);
@@ -1102,6 +1130,7 @@ TEST_TABLE(report) {
     TEST_CASE(intervals_add_up),
     TEST_CASE(intervals_with_several_limits),
     TEST_CASE(intervals_have_their_own_percentiles),
+    TEST_CASE(numbers_since_a_moment),
     TEST_CASE(intervals_without_an_item),
     TEST_CASE(json_lines_are_what_the_schema_says),
     TEST_CASE(json_lines_of_several_pipelines),
