@@ -13165,12 +13165,9 @@ SPDL__COLD void spdl__find_room(const spdl_stats *s, spdl__found *f, double slow
         spdl__finding_clear(&f->is);
 }
 
-SPDL__COLD void spdl__find_late(const spdl_stats *s, spdl__found *f) {
-    const spdl_stage_stats *stage = &s->stage[f->is.stage];
-    double each = spdl__stats_steps(s) / (double)spdl__max(stage->tasks, 1);
-    if (stage->concurrency > 1)
-        each = spdl__larger(each, (double)stage->p50_ns / (stage->concurrency - 1));
-    spdl__find_room(s, f, spdl__slow_ns(stage->p50_ns, stage->p99_ns, stage->max_ns), each);
+/* A slow call of row i, ns. */
+SPDL__COLD double spdl__stage_slow(const spdl_stats *s, int i) {
+    return spdl__slow_ns(s->stage[i].p50_ns, s->stage[i].p99_ns, s->stage[i].max_ns);
 }
 
 /* Results wait for a place and the consumer for results, in turn: its steps are uneven, or finished
@@ -13187,7 +13184,7 @@ SPDL__COLD bool spdl__find_bursts(const spdl_stats *s, spdl__found *f) {
         return false;
     for (i = 0; i < s->stage_count; ++i) {
         const spdl_stage_stats *stage = &s->stage[i];
-        const double ns = spdl__slow_ns(stage->p50_ns, stage->p99_ns, stage->max_ns);
+        const double ns = spdl__stage_slow(s, i);
         if (stage->concurrency > 0)
             make = spdl__larger(make, spdl__stage_work(s, i) / stage->concurrency);
         if (ns <= calls || ns < 2.0 * (double)stage->p50_ns) continue;
@@ -13358,7 +13355,10 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     } else {
         f->is.stage = (int)(most - s->stage);
         if (tail && (most->in_order || most->concurrency == 1))
-            spdl__find_late(s, f);
+            spdl__find_room(s, f, spdl__stage_slow(s, f->is.stage),
+                            spdl__larger(spdl__stats_steps(s) / (double)spdl__max(most->tasks, 1),
+                                         most->concurrency > 1
+                                             ? (double)most->p50_ns / (most->concurrency - 1) : 0));
         else if (here && most->kind == SPDL_KIND_BATCH)
             f->is.limit = SPDL_LIMIT_BATCH;
         else
@@ -13556,15 +13556,6 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *t, const spdl_stats *s, const
     return true;
 }
 
-/* No setting gains enough. */
-SPDL__COLD void spdl__verdict_next(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
-    spdl__text_add(t, " More calls at a time would gain less than 3 %%");
-    if (f->next == SPDL__BY_CORES)
-        spdl__text_add(t, ": %.2f of %.3g processors are used.", f->used, s->cores_allowed);
-    else
-        spdl__text_add(t, f->next == SPDL__BY_WORKERS ? ": there can be no more workers." : ".");
-}
-
 SPDL__COLD void spdl__verdict_cure(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
     const spdl_stage_stats *stage = &s->stage[f->is.stage];
     const bool source = stage->kind == SPDL_KIND_SOURCE, sleeps = spdl__stage_sleeps(stage);
@@ -13585,7 +13576,11 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *t, const spdl_stats *s, const spd
             spdl__text_add(t, " It takes %.0f page faults for each item of the consumer: use "
                               "memory again, such as by spdl_buffer.",
                            spdl__share(s->minor_faults, s->delivered));
-        if (!spdl__verdict_settings(t, s, f)) spdl__verdict_next(t, s, f);
+        if (spdl__verdict_settings(t, s, f)) return;
+        spdl__text_add(t, " More calls at a time would gain less than 3 %%");
+        if (f->next == SPDL__BY_CORES)
+            spdl__text_add(t, ": %.2f of %.3g processors are used", f->used, s->cores_allowed);
+        spdl__text_add(t, f->next == SPDL__BY_WORKERS ? ": there can be no more workers." : ".");
     }
 }
 
@@ -13815,22 +13810,19 @@ SPDL__COLD void spdl__stats_row(spdl__text *t, const spdl_stats *s, int i, bool 
                    limit && waits > 0.005 ? spdl__percent(t, spdl__smaller(waits, 1)) : "");
 }
 
-SPDL__COLD void spdl__stats_consumer(spdl__text *t, const spdl_stats *s) {
-    spdl__text_add(t, "  %-18s %4d %9llu %7s %7s %7s %7s %4s\n", "consumer", 1,
-                   (spdl__llu)s->delivered,
-                   spdl__rate(t, 1e9 * spdl__share(s->delivered, s->elapsed_ns)),
-                   spdl__duration(t, (double)s->step_p50_ns),
-                   spdl__duration(t, (double)s->step_p99_ns),
-                   spdl__duration(t, (double)s->step_max_ns),
-                   spdl__percent(t, 1 - spdl__stats_waiting(s)));
-}
-
 SPDL__COLD void spdl__stats_rows(spdl__text *t, const spdl_stats *s, int limit) {
     int i, k;
     spdl__text_add(t, "  stage              conc     tasks    rate     p50     p99     max"
                       " busy  cpu runq block ready waits\n");
     for (i = 0; i < s->stage_count; ++i) spdl__stats_row(t, s, i, i == limit);
-    if (!spdl__stats_pushed(s) && s->delivered > 0) spdl__stats_consumer(t, s);
+    if (!spdl__stats_pushed(s) && s->delivered > 0)
+        spdl__text_add(t, "  %-18s %4d %9llu %7s %7s %7s %7s %4s\n", "consumer", 1,
+                       (spdl__llu)s->delivered,
+                       spdl__rate(t, 1e9 * spdl__share(s->delivered, s->elapsed_ns)),
+                       spdl__duration(t, (double)s->step_p50_ns),
+                       spdl__duration(t, (double)s->step_p99_ns),
+                       spdl__duration(t, (double)s->step_max_ns),
+                       spdl__percent(t, 1 - spdl__stats_waiting(s)));
     for (i = 0; i < s->stage_count; ++i) {
         const spdl_stage_stats *stage = &s->stage[i];
         const uint64_t counts[] = { stage->failures, stage->skips, stage->freed };
@@ -15668,14 +15660,6 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     }
 }
 
-SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
-    d->rounds.arms = 2; /* two equal arms */
-    spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
-    spdl__doctor_say(d, "tries the settings of the verdict", seconds);
-    d->report.tried = true;
-    spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, seconds);
-}
-
 /* Ends the trial. Settings that help are kept. */
 SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
@@ -15741,17 +15725,6 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                    path != NULL ? path : "stderr", reason);
 }
 
-SPDL__COLD void spdl__doctor_phase_ends(spdl__doctor *d) {
-    if (d->phase == SPDL__DOCTOR_OBSERVE) {
-        spdl__kept_close(d->p->hand);
-        spdl__doctor_look(d);
-    }
-    if (d->phase == SPDL__DOCTOR_TRIAL) spdl__doctor_tried(d);
-    if (d->phase != SPDL__DOCTOR_LADDER) return;
-    spdl__doctor_results(d);
-    spdl__doctor_doubts(d);
-}
-
 /* Restores all settings that are not kept, and writes the report. */
 SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0, NULL };
@@ -15788,18 +15761,33 @@ SPDL__COLD void spdl__doctor_observes(spdl__doctor *d, uint64_t now) {
     spdl__doctor_say(d, "observes", seconds);
 }
 
+/* Ends a phase. The next one follows, unless the items have ended. */
 SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
+    const spdl__doctor_phase phase = d->phase;
     double seconds = d->plan.desc.seconds;
-    spdl__doctor_phase_ends(d);
-    if (d->phase == SPDL__DOCTOR_OBSERVE) {
+    if (phase == SPDL__DOCTOR_OBSERVE) {
+        spdl__kept_close(d->p->hand);
+        spdl__doctor_look(d);
+    } else if (phase == SPDL__DOCTOR_LADDER) {
+        spdl__doctor_results(d);
+        spdl__doctor_doubts(d);
+    } else if (phase == SPDL__DOCTOR_TRIAL) {
+        spdl__doctor_tried(d);
+    }
+    if (d->ended || phase == SPDL__DOCTOR_TRIAL ||
+        (phase == SPDL__DOCTOR_LADDER && !spdl__doctor_may_try(d))) {
+        spdl__doctor_finish(d);
+    } else if (phase == SPDL__DOCTOR_OBSERVE) {
         spdl__doctor_ladder(d);
         seconds *= spdl__doctor_may_try(d) ? 0.5 : 0.85;
         spdl__doctor_say(d, "measures", seconds);
         spdl__doctor_phase_begins(d, SPDL__DOCTOR_LADDER, seconds);
-    } else if (d->phase == SPDL__DOCTOR_LADDER && spdl__doctor_may_try(d)) {
-        spdl__doctor_try(d, 0.35 * seconds);
     } else {
-        spdl__doctor_finish(d);
+        d->rounds.arms = 2; /* two equal arms */
+        spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
+        spdl__doctor_say(d, "tries the settings of the verdict", 0.35 * seconds);
+        d->report.tried = true;
+        spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, 0.35 * seconds);
     }
 }
 
@@ -15807,8 +15795,7 @@ SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_break_off(spdl__doctor *d) {
     if (d->phase == SPDL__DOCTOR_DONE) return;
     d->ended = true;
-    spdl__doctor_phase_ends(d);
-    spdl__doctor_finish(d);
+    spdl__doctor_goes_on(d);
 }
 
 SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
