@@ -13090,14 +13090,18 @@ SPDL__COLD bool spdl__finding_has(const spdl_finding *is) {
     return settings > 0;
 }
 
-/* Rows that may have more calls and are as busy as the limit. */
+/* Rows that may have more calls and are as busy as the limit. Where both sleep half as busy is
+   enough: it is next. A single call beside several can keep a pace. */
 SPDL__COLD uint32_t spdl__find_busy(const spdl_stats *s, int row) {
     uint32_t rows = 0;
     int i;
-    for (i = 0; i < s->stage_count && spdl__stage_raises(s, row); ++i)
+    for (i = 0; i < s->stage_count && spdl__stage_raises(s, row); ++i) {
+        const bool sleep = spdl__stage_far(s, row) > 2 && spdl__stage_far(s, i) > 2 &&
+                           (s->stage[i].concurrency > 1 || s->stage[row].concurrency == 1);
         if (spdl__stage_raises(s, i) &&
-            spdl__stage_load(s, i) >= SPDL__ALL_BUSY * spdl__stage_load(s, row))
+            spdl__stage_load(s, i) >= (sleep ? 0.5 : SPDL__ALL_BUSY) * spdl__stage_load(s, row))
             rows |= (uint32_t)1 << i;
+    }
     return rows;
 }
 
@@ -13307,7 +13311,7 @@ SPDL__COLD bool spdl__stats_short_calls(const spdl_stats *s) {
 }
 
 /* The consumer waits, or requests were dropped. A row under SPDL__SURE is the limit if it has one
-   call at a time, and the consumer's next item was mostly in it. */
+   call at a time, or sleeps, and the consumer's next item was mostly in it. */
 SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     const int busiest = spdl__stats_busiest(s);
     const double load = spdl__stage_load(s, busiest);
@@ -13324,7 +13328,8 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     }
     here = most->exposed_ns > exposed / 2; /* most waits are for calls of this row */
     tail = here && spdl__stage_late(most, most->exposed_ns / 2); /* for rare slow calls */
-    if (load >= SPDL__LIMITING && most == &s->stage[busiest] && most->concurrency == 1)
+    if (load >= SPDL__LIMITING && most == &s->stage[busiest] &&
+        (most->concurrency == 1 || spdl__stage_far(s, busiest) > 2))
         limits |= here && !tail;
     /* items were ready for a row that could have more calls, and had no worker */
     away = s->shared_pool && (idle > exposed / 4 || (load < SPDL__SURE && busiest > 0 &&
@@ -15541,18 +15546,16 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
 /* Reduces settings to those that the running pipeline can take. */
 SPDL__COLD void spdl__doctor_reduce(spdl__doctor *d) {
     spdl_finding *is = &d->found.is;
-    const int threads = spdl__stats_threads(&d->seen) + d->p->spare;
+    const int workers = d->report.workers + d->p->spare;
     int i;
     if (!d->plan.desc.raise || is->buffer_size > 0) return;
     for (i = 0; i < d->p->count; ++i) {
-        const int most = d->p->node[i].most;
-        if (is->concurrency[i] > most) is->concurrency[i] = most;
-        if (spdl__stage_pooled(&d->seen, i) && is->concurrency[i] > threads)
-            is->concurrency[i] = threads;
-        if (is->concurrency[i] <= (int)d->limit[i]) is->concurrency[i] = 0;
+        int most = d->p->node[i].most;
+        if (spdl__stage_pooled(&d->seen, i) && most > workers + d->seen.next_works)
+            most = workers + d->seen.next_works;
+        if (is->concurrency[i] > most) is->concurrency[i] = most > (int)d->limit[i] ? most : 0;
     }
-    if (is->workers > d->report.workers + d->p->spare)
-        is->workers = d->report.workers + d->p->spare;
+    if (is->workers > workers) is->workers = workers;
     spdl__find_gain(&d->seen, &d->found);
 }
 
@@ -15583,14 +15586,8 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     d->waiter.row = r->waiting >= SPDL__FED ? spdl__stats_busiest(&d->seen) : -1;
 }
 
-/* Returns true if the running pipeline can take the settings. */
 SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
-    const spdl_finding *is = &d->found.is;
-    int i;
-    for (i = 0; i < d->p->count; ++i)
-        if (is->concurrency[i] > d->p->node[i].most) return false;
-    return d->plan.desc.raise && spdl__finding_has(is) && is->buffer_size == 0 &&
-           spdl__doctor_more(d) <= d->p->spare;
+    return d->plan.desc.raise && spdl__finding_has(&d->found.is) && d->found.is.buffer_size == 0;
 }
 
 /* Arms for rows that can be replayed, then for the busiest others; at most three more than rows. */
