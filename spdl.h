@@ -13116,7 +13116,7 @@ SPDL__COLD void spdl__find_gain(const spdl_stats *s, spdl__found *f) {
     if (spdl__stats_pushed(s) && f->is.gain > 0)
         f->is.gain = spdl__smaller(f->is.gain,
                                    spdl__share(feed->tasks + feed->failures, s->delivered));
-    if (!(f->is.gain >= SPDL__GAIN)) spdl__finding_clear(&f->is);
+    if (!(f->is.gain >= SPDL__GAIN) || !spdl__finding_has(&f->is)) spdl__finding_clear(&f->is);
 }
 
 /* More calls for the rows that limit, workers for them, and the gain. */
@@ -15543,9 +15543,9 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
 }
 
-/* Reduces settings to those that the running pipeline can take. */
+/* Reduces settings to those that the running pipeline can take, if some are left. */
 SPDL__COLD void spdl__doctor_reduce(spdl__doctor *d) {
-    spdl_finding *is = &d->found.is;
+    spdl_finding *is = &d->found.is, advice = *is;
     const int workers = d->report.workers + d->p->spare;
     int i;
     if (!d->plan.desc.raise || is->buffer_size > 0) return;
@@ -15557,6 +15557,7 @@ SPDL__COLD void spdl__doctor_reduce(spdl__doctor *d) {
     }
     if (is->workers > workers) is->workers = workers;
     spdl__find_gain(&d->seen, &d->found);
+    if (!spdl__finding_has(is)) *is = advice;
 }
 
 /* Finds the limit, and the thread whose waits make rounds invalid. */
@@ -15586,8 +15587,14 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     d->waiter.row = r->waiting >= SPDL__FED ? spdl__stats_busiest(&d->seen) : -1;
 }
 
+/* Returns true if the running pipeline can take the settings. */
 SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
-    return d->plan.desc.raise && spdl__finding_has(&d->found.is) && d->found.is.buffer_size == 0;
+    const spdl_finding *is = &d->found.is;
+    int i;
+    for (i = 0; i < d->p->count; ++i)
+        if (is->concurrency[i] > d->p->node[i].most) return false;
+    return d->plan.desc.raise && spdl__finding_has(is) && is->buffer_size == 0 &&
+           spdl__doctor_more(d) <= d->p->spare;
 }
 
 /* Arms for rows that can be replayed, then for the busiest others; at most three more than rows. */

@@ -323,6 +323,9 @@ static void settings_that_may_be_tried(void) {
     CHECK(!spdl__doctor_may_try(&d));
     d.plan.desc.raise = true;
     CHECK(spdl__doctor_may_try(&d));
+    d.found.is.concurrency[0] = 5;
+    CHECK(!spdl__doctor_may_try(&d));
+    d.found.is.concurrency[0] = 2;
     d.found.is.buffer_size = 8; /* cannot change while it runs */
     CHECK(!spdl__doctor_may_try(&d));
 }
@@ -365,10 +368,11 @@ static void settings_are_reduced_to_those_that_can_be(void) {
         CHECK(d.found.is.gain > (k == 0 ? 1.9 : 3.9) && d.found.is.gain < 5.1);
         CHECK_EQ(spdl__doctor_more(&d), 2);
     }
-    d.limit[1] = 5; /* set_concurrency was called */
+    d.limit[1] = 5; /* nothing can be tried: the advice stays */
     d.found.is.concurrency[1] = 16;
     spdl__doctor_reduce(&d);
-    CHECK_EQ(d.found.is.concurrency[1], 0);
+    CHECK_EQ(d.found.is.concurrency[1], 16);
+    CHECK(!spdl__doctor_may_try(&d));
 }
 
 /* What it has tried and measured it does not doubt. */

@@ -203,6 +203,11 @@ static void settings_that_can_be_written(void) {
     s.stage[1].concurrency = 3000;
     busy(&s, 1, 2999, 0);
     CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 1, "Write .concurrency = 4096: up to 1.4x"));
+    s.stage[1].concurrency = 4096; /* as many as there can be */
+    busy(&s, 1, 3700, 0);
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 1, "More calls at a time would gain less than 3 %."));
+    spdl_stats_find(&s, &f);
+    CHECK(!writes(&f) && f.gain == 0);
     s.workers = 0;
     busy(&s, 1, 0.9, 0);
     s.stage[1].deferred = false;
