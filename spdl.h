@@ -13065,15 +13065,6 @@ SPDL__COLD int spdl__stage_far(const spdl_stats *s, int i) {
     return spdl__share(s->stage[i].blocked_ns, s->stage[i].busy_ns) > SPDL__SLEEPS ? 16 : 2;
 }
 
-/* Calls of row i at a time that the next limit needs. Workers make no more than their number. */
-SPDL__COLD int spdl__find_calls(const spdl_stats *s, int i, double rest) {
-    const bool pooled = spdl__stage_pooled(s, i);
-    const int threads = spdl__stats_threads(s), now = s->stage[i].concurrency;
-    return spdl__find_more(spdl__stage_work(s, i), rest, pooled && now > threads ? threads : now,
-                           spdl__stage_far(s, i),
-                           pooled ? SPDL__WORKERS_ADVISED : SPDL__MAX_CONCURRENCY);
-}
-
 SPDL__COLD bool spdl__stage_raises(const spdl_stats *s, int i) {
     return s->stage[i].kind == SPDL_KIND_PIPE && !s->stage[i].alone;
 }
@@ -13131,9 +13122,13 @@ SPDL__COLD void spdl__find_settings(const spdl_stats *s, spdl__found *f, bool ca
     double then;
     int most = 0, i;
     for (i = 0; i < s->stage_count; ++i) {
-        const int more = (busy >> i & 1) != 0 ? spdl__find_calls(s, i, rest) : 0;
-        if (more > s->stage[i].concurrency) f->is.concurrency[i] = more;
-        if (more > most && spdl__stage_pooled(s, i)) most = more;
+        const bool pooled = spdl__stage_pooled(s, i);
+        const int now = s->stage[i].concurrency; /* workers make no more than their number */
+        const int more = !(busy >> i & 1) ? 0 : spdl__find_more(
+            spdl__stage_work(s, i), rest, pooled && now > threads ? threads : now,
+            spdl__stage_far(s, i), pooled ? SPDL__WORKERS_ADVISED : SPDL__MAX_CONCURRENCY);
+        if (more > now) f->is.concurrency[i] = more;
+        if (more > most && pooled) most = more;
     }
     then = spdl__law(s, f, true, false, 0, NULL);
     if (s->workers == 0) { /* one thread: the first step may be long */
@@ -13240,11 +13235,6 @@ SPDL__COLD uint64_t spdl__stats_cpu(const spdl_stats *s) {
     int i;
     for (i = 0; i < s->stage_count; ++i) cpu += s->stage[i].cpu_ns;
     return cpu;
-}
-
-SPDL__COLD bool spdl__stats_faults(const spdl_stats *s) {
-    return spdl__share(s->minor_faults * SPDL__FAULT_NS, s->process_ns) >
-           0.3 * spdl__share(spdl__stats_cpu(s), s->elapsed_ns);
 }
 
 /* Returns true if rare slow calls take more than `least` ns. */
@@ -13577,7 +13567,9 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *t, const spdl_stats *s, const spd
                           : sleeps ? "ove the waiting into a stage."
                                    : "ove work from the source to a stage.");
     } else {
-        if (stage->split_calls > 0 && spdl__stats_faults(s))
+        if (stage->split_calls > 0 &&
+            spdl__share(s->minor_faults * SPDL__FAULT_NS, s->process_ns) >
+                0.3 * spdl__share(spdl__stats_cpu(s), s->elapsed_ns))
             spdl__text_add(t, " It takes %.0f page faults for each item of the consumer: use "
                               "memory again, such as by spdl_buffer.",
                            spdl__share(s->minor_faults, s->delivered));
@@ -13726,20 +13718,6 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *t, const spdl_stats *s, const 
                        : feed->tasks == 0 ? "pushed" : "answered");
 }
 
-SPDL__COLD void spdl__verdict_of_fed(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
-    spdl__text_add(t, "Loading keeps up: the consumer waited %.1f %% of its time%s. ",
-                   100 * spdl__stats_waiting(s),
-                   spdl__stats_waiting(s) < SPDL__FED ? "" : ", with results there");
-    if (f->is.limit == SPDL_LIMIT_CONSUMER)
-        spdl__text_add(t, "spdl_headspace measures what its own steps lose to loading.");
-    else
-        spdl__text_add(t, "But for %.0f %% of its own steps other %s.", 100 * spdl__stats_harm(s),
-                       f->is.limit == SPDL_LIMIT_FOREIGN
-                           ? "programs had its processor: stop them, or give this program more"
-                           : "threads of this program had its processor: write .policy.polite, by "
-                             "which workers give way to it, or use fewer workers");
-}
-
 /* Calls that run longer than the interval, or much longer than all before; and the stage of which
    too many calls fail. */
 SPDL__COLD void spdl__verdict_of_calls(spdl__text *t, const spdl_stats *s) {
@@ -13779,7 +13757,17 @@ SPDL__COLD void spdl__verdict(spdl__text *t, const spdl_stats *s, const spdl__fo
             spdl__text_add(t, "The consumer waited %.0f %% of its time: ", waiting);
         spdl__verdict_of_limit(t, s, f);
     } else {
-        spdl__verdict_of_fed(t, s, f);
+        spdl__text_add(t, "Loading keeps up: the consumer waited %.1f %% of its time%s. ", waiting,
+                       waiting < 100 * SPDL__FED ? "" : ", with results there");
+        if (f->is.limit == SPDL_LIMIT_CONSUMER)
+            spdl__text_add(t, "spdl_headspace measures what its own steps lose to loading.");
+        else
+            spdl__text_add(t, "But for %.0f %% of its own steps other %s.",
+                           100 * spdl__stats_harm(s), f->is.limit == SPDL_LIMIT_FOREIGN
+                               ? "programs had its processor: stop them, or give this program more"
+                               : "threads of this program had its processor: write "
+                                 ".policy.polite, by which workers give way to it, or use fewer "
+                                 "workers");
     }
     spdl__verdict_of_calls(t, s);
     if (f->change != NULL) spdl__text_add(t, " %s", f->change->text);
@@ -13943,31 +13931,10 @@ static const spdl__field spdl__edge_fields[] = {
 };
 #undef SPDL__OF
 
-SPDL__COLD void spdl__json_interval(spdl__text *t, const spdl_interval *interval) {
-    spdl__text_add(t, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
-                   spdl__json_double(t, interval->value),
-                   interval->known ? spdl__json_double(t, interval->low) : "null",
-                   interval->known ? spdl__json_double(t, interval->high) : "null",
-                   interval->rounds);
-}
-
 SPDL__COLD uint64_t spdl__field_at(const void *stats, size_t at) {
     uint64_t value;
     memcpy(&value, (const char *)stats + at, sizeof(value));
     return value;
-}
-
-/* {"2":4} */
-SPDL__COLD void spdl__json_rows(spdl__text *t, const int *numbers) {
-    const char *before = "";
-    int i;
-    spdl__text_add(t, "{");
-    for (i = 0; i < SPDL_MAX_STAGES; ++i) {
-        if (numbers[i] == 0) continue;
-        spdl__text_add(t, "%s\"%d\":%d", before, i, numbers[i]);
-        before = ",";
-    }
-    spdl__text_add(t, "}");
 }
 
 /* An object without its last brace, after `before`. */
@@ -13975,7 +13942,8 @@ SPDL__COLD void spdl__json_fields(spdl__text *t, const char *before, const void 
                                   const spdl__field *field) {
     for (; field->name != NULL; ++field) {
         const void *at = (const char *)object + field->at;
-        int value; /* of an enum */
+        const spdl_interval *is;
+        int value, i; /* of an enum, or number of rows */
         if (field->type == 'h') continue;
         spdl__text_add(t, "%s\"%s\":", before, field->name);
         before = ",";
@@ -13986,10 +13954,23 @@ SPDL__COLD void spdl__json_fields(spdl__text *t, const char *before, const void 
             break;
         case 'd': spdl__text_add(t, "%s", spdl__json_double(t, *(const double *)at)); break;
         case 'i': spdl__text_add(t, "%d", *(const int *)at); break;
-        case 'r': spdl__json_rows(t, (const int *)at); break;
+        case 'r': /* {"2":4} */
+            spdl__text_add(t, "{");
+            for (value = i = 0; i < SPDL_MAX_STAGES; ++i)
+                if (((const int *)at)[i] != 0)
+                    spdl__text_add(t, "%s\"%d\":%d", value++ > 0 ? "," : "", i,
+                                   ((const int *)at)[i]);
+            spdl__text_add(t, "}");
+            break;
         case 'b': spdl__text_add(t, *(const bool *)at ? "true" : "false"); break;
         case 's': spdl__json_string(t, (const char *)at); break;
-        case 'v': spdl__json_interval(t, (const spdl_interval *)at); break;
+        case 'v':
+            is = (const spdl_interval *)at;
+            spdl__text_add(t, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
+                           spdl__json_double(t, is->value),
+                           is->known ? spdl__json_double(t, is->low) : "null",
+                           is->known ? spdl__json_double(t, is->high) : "null", is->rounds);
+            break;
         default:
             memcpy(&value, at, sizeof(value));
             spdl__json_string(t, field->words != NULL ? field->words[value]
@@ -14282,17 +14263,6 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     r->plan.desc.table = false;
 }
 
-SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
-    spdl_pipeline_stats(r->pipeline, &r->now);
-    spdl__process_read(&r->process);
-    spdl__since_take(r->pipeline, &r->since, &r->now, &r->interval);
-    spdl__report_limit(r);
-    if (r->plan.desc.report_fn != NULL)
-        r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
-    if (r->json_file != SPDL__NO_FILE) spdl__report_json(r, final);
-    if (r->plan.desc.table) spdl__report_show(r, final);
-}
-
 /* --- the thread --- */
 
 /* The final report is at the end or destroy, and again if the pipeline has gone on after it. */
@@ -14308,7 +14278,16 @@ SPDL__COLD void *spdl__report_main(void *arg) {
         const uint64_t now = spdl_time_ns();
         const bool final = (ended == 0 || ended != reported) &&
                            (quit || (ended != 0 && now >= report));
-        if (final || (ended == 0 && now >= report)) spdl__report_once(r, final);
+        if (final || (ended == 0 && now >= report)) {
+            spdl_pipeline_stats(r->pipeline, &r->now);
+            spdl__process_read(&r->process);
+            spdl__since_take(r->pipeline, &r->since, &r->now, &r->interval);
+            spdl__report_limit(r);
+            if (r->plan.desc.report_fn != NULL)
+                r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
+            if (r->json_file != SPDL__NO_FILE) spdl__report_json(r, final);
+            if (r->plan.desc.table) spdl__report_show(r, final);
+        }
         if (quit) return NULL;
         if (final) reported = ended;
         if (now >= report) report = now + every - (now - report) % every;
@@ -14861,25 +14840,12 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     }
 }
 
-/* The share of the round in run queues: of a pipeline's busiest row, or of the caller. 1 for
-   another source that is waited for. */
-SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__stretch *live) {
-    const bool pipeline = h->desc->next == spdl_pipeline_next;
-    const double queued = spdl__share(live->queued_ns, live->spent_ns);
-    double waited = spdl__share(live->wait_ns, live->ns) < SPDL__FED ? 0 : 1;
-    if (pipeline) {
-        spdl_pipeline_stats((const spdl_pipeline *)h->desc->source, &h->stats);
-        waited = spdl__waiter_waited(&h->waiter, &h->stats);
-    }
-    return spdl__larger(queued, waited);
-}
-
 /* Measures each arm once. An incomplete round does not count. */
 SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     spdl__process_stats before;
     spdl__rounds *r = &h->rounds;
     spdl__stretch w[2];
-    double others, waited;
+    double others, waited; /* share of the round in run queues; 1: for another source */
     bool drop;
     int arm;
     spdl__process_read(&before);
@@ -14894,7 +14860,13 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     r->items[SPDL__STEPS][r->round] = w[SPDL__LIVE].steps;
     r->ns[SPDL__STEPS][r->round] = (double)(w[SPDL__LIVE].ns - w[SPDL__LIVE].wait_ns);
     others = spdl__foreign_since(&before);
-    waited = spdl__headspace_waited(h, &w[SPDL__LIVE]);
+    waited = spdl__share(w[SPDL__LIVE].wait_ns, w[SPDL__LIVE].ns) < SPDL__FED ? 0 : 1;
+    if (h->desc->next == spdl_pipeline_next) { /* of its busiest row */
+        spdl_pipeline_stats((const spdl_pipeline *)h->desc->source, &h->stats);
+        waited = spdl__waiter_waited(&h->waiter, &h->stats);
+    }
+    waited = spdl__larger(waited,
+                          spdl__share(w[SPDL__LIVE].queued_ns, w[SPDL__LIVE].spent_ns));
     drop = others > SPDL__OTHERS && waited >= SPDL__QUEUED;
     h->report->others = spdl__larger(h->report->others, others);
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
@@ -15112,13 +15084,6 @@ SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe,
     else spdl__item_free(p, kept->item, kept->origin);
 }
 
-/* The place of a result in the sample, or SPDL__KEPT. */
-SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
-    const uint64_t seen = spdl__add(&probe->seen, 1);
-    const uint64_t place = seen < probe->most ? seen : spdl__mix(seen) % (seen + 1);
-    return place < probe->most ? place : SPDL__KEPT;
-}
-
 /* Keeps a copy of the result of an ordinary call. */
 SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *out) {
     spdl__probe *probe = &hand->probe[task->node->index];
@@ -15127,8 +15092,9 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
     spdl__item copy, old;
     uint64_t place;
     if (task->call.misused || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
-    place = spdl__kept_place(probe);
-    if (place == SPDL__KEPT) return;
+    place = spdl__add(&probe->seen, 1); /* in the sample */
+    if (place >= probe->most) place = spdl__mix(place) % (place + 1);
+    if (place >= probe->most) return;
     memset(&copy, 0, sizeof(copy));
     copy.origin = spdl__origin(0, passed ? tag : (unsigned)task->node->index);
     if (probe->bytes == 0)
@@ -15171,12 +15137,6 @@ SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, voi
     return *out != NULL ? SPDL_OK : SPDL_SKIP;
 }
 
-SPDL__COLD spdl_result spdl__probe_pass(spdl_task *task, void *token, void **out) {
-    if (task->node->in == NULL) task->call.buffer = token; /* as task_origin expects */
-    *out = token;
-    return SPDL_OK;
-}
-
 /* The function of all rows. */
 SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out) {
     spdl_pipeline *p = task->pipeline;
@@ -15193,8 +15153,13 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
     if (SPDL__UNLIKELY(cut >= 0)) {
         /* the time of an ordinary call */
         spdl__store_relaxed(&node->item_ns, spdl__load_relaxed(&probe->item_ns));
-        result = cut == node->index ? spdl__probe_copy(task, probe, out)
-                                    : spdl__probe_pass(task, source ? &hand->token[cut] : in, out);
+        if (cut == node->index) {
+            result = spdl__probe_copy(task, probe, out);
+        } else {
+            *out = source ? &hand->token[cut] : in;
+            if (source) task->call.buffer = *out; /* as task_origin expects */
+            result = SPDL_OK;
+        }
         if (source && result == SPDL_OK) /* a token has no number */
             spdl__store_relaxed(&node->made, node->made - 1);
         return result;
@@ -15245,17 +15210,6 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
         node->row.fn = &probe->call;
     }
     return SPDL_OK;
-}
-
-/* Frees kept items after the last call of a row. */
-SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
-    int i, k;
-    for (i = 0; p->hand != NULL && i < p->count; ++i)
-        for (k = 0; k < SPDL__KEPT; ++k) {
-            spdl__probe *probe = &p->hand->probe[i];
-            spdl__kept_free(p, probe, &probe->kept[k]);
-            probe->kept[k].item = NULL;
-        }
 }
 
 /* With replay tokens can still be under way: rows keep their replacement. */
@@ -15632,31 +15586,26 @@ SPDL__COLD void spdl__found_locks(spdl__found *f) {
     f->is.limit = SPDL_LIMIT_LOCK;
 }
 
-/* The least factor by which the delay must slow a row without a lock. Idle time of its calls can
-   hide some delay. If the next limit is far and no rare slow call blocks others, only the load
-   counts. */
-SPDL__COLD double spdl__doctor_longer(const spdl__doctor *d, int i) {
-    const spdl_stage_stats *stage = &d->seen.stage[i];
-    const bool apart =
-        d->found.is.gain > 1 + SPDL__SLOWER && stage->max_ns < SPDL__TAIL * stage->p50_ns;
-    const double load = d->report.row[i].load;
-    return apart ? 1 + SPDL__SLOWER * load : (1 + SPDL__SLOWER) * load;
-}
-
 /* Corrects the finding by the ladder. Calls behind a lock hide a delay before it. A single call
-   cannot hide one, so a row that does is not the limit. */
+   cannot hide one, so a row that does is not the limit. `longer`: the least factor by which the
+   delay slows a row without a lock. Idle time of its calls can hide some of it. If the next limit
+   is far and no rare slow call blocks others, only the load counts. */
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     spdl__found *f = &d->found;
     const spdl__doctor_row *row;
+    const spdl_stage_stats *stage;
+    double longer;
     bool hides;
     if (f->is.stage < 0 ||
         (f->is.limit != SPDL_LIMIT_CONCURRENCY && f->is.limit != SPDL_LIMIT_WORKERS))
         return;
     row = &d->report.row[f->is.stage];
+    stage = &d->seen.stage[f->is.stage];
     if (row->method != SPDL__DOCTOR_SLOWED || !row->asleep.known) return;
     hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS;
-    if (hides && row->concurrency > 1 &&
-        row->asleep.low * spdl__doctor_longer(d, f->is.stage) > 1.03) {
+    longer = f->is.gain > 1 + SPDL__SLOWER && stage->max_ns < SPDL__TAIL * stage->p50_ns
+                 ? 1 + SPDL__SLOWER * row->load : (1 + SPDL__SLOWER) * row->load;
+    if (hides && row->concurrency > 1 && row->asleep.low * longer > 1.03) {
         spdl__found_locks(f);
     } else if (hides && row->concurrency == 1) {
         memset(&f->is, 0, sizeof(f->is));
@@ -15852,20 +15801,12 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
 
 /* --- open and close --- */
 
-/* Returns false for a word that SPDL_DOCTOR cannot have. */
-SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
-    const double number = spdl__report_seconds(word);
-    if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
-    if (strcmp(word, "raise") == 0) return plan->desc.raise = true;
-    if (number != 1) plan->desc.seconds = number;
-    return number > 0 && number < 1e6;
-}
-
 /* Returns false without a doctor. */
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
     char room[SPDL__OS_VARIABLE], json[SPDL__OS_VARIABLE], word[64];
     const char *value = spdl__os_environment("SPDL_DOCTOR", room), *at = value;
+    double seconds;
     memset((void *)plan, 0, sizeof(*plan));
     if (desc != NULL) {
         plan->desc = *desc;
@@ -15879,7 +15820,14 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
     for (; desc == NULL && at != NULL; at = *at == ',' ? at + 1 : NULL) {
         const int length = (int)strcspn(at, ",");
         (void)snprintf(word, sizeof(word), "%.*s", length, at);
-        if (!spdl__doctor_word(plan, word)) {
+        seconds = spdl__report_seconds(word);
+        if (strcmp(word, "replay") == 0) {
+            plan->desc.replay = true;
+        } else if (strcmp(word, "raise") == 0) {
+            plan->desc.raise = true;
+        } else if (seconds > 0 && seconds < 1e6) {
+            if (seconds != 1) plan->desc.seconds = seconds;
+        } else {
             spdl__logf(logger, SPDL_LOG_WARN,
                        "SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
                        "nor replay or raise: no doctor", value, word);
@@ -15926,10 +15874,15 @@ SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
 /* Runs when no call is left, except of a source that destroy does not wait for. */
 SPDL__COLD void spdl__doctor_empty(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
+    int i, k;
     if (d == NULL) return;
     for (; d->kept_count > 0; --d->kept_count)
         spdl__item_free(p, d->kept[d->kept_count - 1].item, d->kept[d->kept_count - 1].origin);
-    spdl__hand_empty(p);
+    for (i = 0; p->hand != NULL && i < p->count; ++i)
+        for (k = 0; k < SPDL__KEPT; ++k) {
+            spdl__kept_free(p, &p->hand->probe[i], &p->hand->probe[i].kept[k]);
+            p->hand->probe[i].kept[k].item = NULL;
+        }
 }
 
 SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
@@ -21942,14 +21895,6 @@ SPDL__RARE void spdl__span_end(spdl__track *track, uint64_t now) {
                         (uint64_t)(uintptr_t)track->span[depth].name);
 }
 
-SPDL__RARE void spdl__trace_value(spdl__track *track, const char *name, double value) {
-    const uint64_t now = spdl_time_ns();
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    if ((bits >> 52 & 0x7ff) != 0x7ff) /* JSON has no infinity */
-        spdl__trace_add(track, SPDL__RECORD_VALUE, 0, 0, now, bits, (uint64_t)(uintptr_t)name);
-}
-
 SPDL_API void spdl_trace_begin(spdl_task *task, const char *name) {
     spdl__trace *trace = task->pipeline->trace;
     if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_begin"))
@@ -21971,7 +21916,11 @@ SPDL_API void spdl_pipeline_trace_end(spdl_pipeline *p) {
 }
 
 SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *p, const char *name, double value) {
-    if (SPDL__TRACED(p->trace)) spdl__trace_value(&p->trace->track[p->workers], name, value);
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if (SPDL__TRACED(p->trace) && (bits >> 52 & 0x7ff) != 0x7ff) /* JSON has no infinity */
+        spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_VALUE, 0, 0, spdl_time_ns(),
+                        bits, (uint64_t)(uintptr_t)name);
 }
 
 #ifndef SPDL_NO_REPORT
@@ -22190,22 +22139,18 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* From 2 on the name ends with `copy`: "t-2.json". Returns false if the path is too long. */
-SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *path, int copy) {
-    const char *dot = strrchr(path, '.');
-    char number[16] = "";
-    if (dot == NULL || strpbrk(dot, SPDL__OS_SLASHES) != NULL) dot = path + strlen(path);
-    if (copy > 1) (void)snprintf(number, sizeof(number), "-%d", copy);
-    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", (int)(dot - path), path, number, dot) <
-           SPDL__PATH_BYTES;
-}
-
-/* Opens the file, or a numbered one while another pipeline has it. Returns NULL, or the error. */
+/* Opens the file, or while another pipeline has it one such as "t-2.json". Returns NULL, or the
+   error. */
 SPDL__COLD const char *spdl__trace_claim(const spdl_pipeline *p, const char *path) {
-    const char *failure = spdl__os_in_use;
+    const char *failure = spdl__os_in_use, *dot = strrchr(path, '.');
+    char number[16] = "";
     int copy;
+    if (dot == NULL || strpbrk(dot, SPDL__OS_SLASHES) != NULL) dot = path + strlen(path);
     for (copy = 1; failure == spdl__os_in_use && copy < 100; ++copy) {
-        if (!spdl__trace_path(p->trace->path, path, copy)) return "the name is too long";
+        if (copy > 1) (void)snprintf(number, sizeof(number), "-%d", copy);
+        if (snprintf(p->trace->path, SPDL__PATH_BYTES, "%.*s%s%s", (int)(dot - path), path, number,
+                     dot) >= SPDL__PATH_BYTES)
+            return "the name is too long";
         failure = spdl__os_file_open(&p->trace->file, p->trace->path, SPDL__OS_REPLACE, NULL);
     }
     if (failure == NULL && copy > 2)
