@@ -13291,15 +13291,6 @@ SPDL__COLD bool spdl__find_full(const spdl_stats *s, spdl__found *f, int busiest
     return true;
 }
 
-/* Returns true if all calls are so short that passing items takes longer. */
-SPDL__COLD bool spdl__stats_short_calls(const spdl_stats *s) {
-    int i;
-    if (s->step_mean_ns >= SPDL__TINY_NS) return false;
-    for (i = 0; i < s->stage_count; ++i)
-        if (s->stage[i].mean_ns >= SPDL__TINY_NS) return false;
-    return spdl__share(s->elapsed_ns, s->delivered) < 2 * SPDL__TINY_NS;
-}
-
 /* The consumer waits, or requests were dropped. A row under SPDL__SURE is the limit if it has one
    call at a time, or sleeps, and the consumer's next item was mostly in it. */
 SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
@@ -13310,11 +13301,14 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     uint64_t exposed = 0, idle = 0; /* waits for items; of them, without a worker */
     bool limits = load >= (spdl__stats_pushed(s) ? SPDL__LIMITING : SPDL__SURE), here, tail, away;
     if (s->stage_count == 0) return;
+    f->short_calls = s->step_mean_ns < SPDL__TINY_NS &&
+                     spdl__share(s->elapsed_ns, s->delivered) < 2 * SPDL__TINY_NS;
     for (stage = s->stage; stage < s->stage + s->stage_count; ++stage) {
         busy += stage->deferred || stage->threads > 0 ? 0 : (double)stage->busy_ns;
         exposed += stage->exposed_ns + stage->exposed_idle_ns;
         idle += stage->exposed_idle_ns;
         if (stage->exposed_ns > most->exposed_ns) most = stage;
+        f->short_calls &= stage->mean_ns < SPDL__TINY_NS;
     }
     here = most->exposed_ns > exposed / 2; /* most waits are for calls of this row */
     tail = here && spdl__stage_late(most, most->exposed_ns / 2); /* for rare slow calls */
@@ -13325,8 +13319,7 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     away = s->shared_pool && (idle > exposed / 4 || (load < SPDL__SURE && busiest > 0 &&
                               s->edge[busiest - 1].readiness > SPDL__SURE));
     f->is.stage = busiest;
-    if (spdl__stats_short_calls(s)) {
-        f->short_calls = true;
+    if (f->short_calls) {
         f->is.stage = -1;
     } else if (!tail && spdl__find_bursts(s, f)) {
         return;
@@ -13581,24 +13574,6 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *t, const spdl_stats *s, const spd
     }
 }
 
-SPDL__COLD void spdl__verdict_of_none(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
-    const double load = 100 * spdl__stage_load(s, spdl__stats_busiest(s));
-    const double cores = s->cores_allowed;
-    if (f->short_calls)
-        spdl__text_add(t, "no call takes as long as handing an item on. %s, or pass batches.",
-                       s->edge[s->stage_count - 1].buffer_size < 32
-                           ? "Try .buffer_size = 32 in all rows and SPDL_SINK(32)"
-                           : "Do more in one call");
-    else if (f->used >= SPDL__FULL * cores && cores > 0)
-        spdl__text_add(t, "the processors are used up (%.2f of %.3g), mostly outside of the "
-                          "stages.", f->used + f->others, cores);
-    else
-        spdl__text_add(t, "no stage was busy more than %.0f %% of the time. The limit is not "
-                          "known%s%s.", load, f->doctor ? "" : ": SPDL_DOCTOR=30 measures it",
-                       s->elapsed_ns / 50000 >= s->delivered
-                           ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
-}
-
 SPDL__COLD void spdl__verdict_of_room(spdl__text *t, const spdl_stats *s,
                                       const spdl__found *f, const char *called) {
     const int row = f->is.stage;
@@ -13680,14 +13655,27 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *t, const spdl_stats *s, const
                        stage->from ? "" : spdl__stage_does(stage),
                        !stage->from && spdl__stage_late(stage, stage->busy_ns / 2)
                            ? ", most of it in rare slow calls" : "",
-                       f->is.limit == SPDL_LIMIT_SERIAL && stage->alone
-                           ? ", one call at a time, as its row allows no more (.serial, .flush or "
-                             ".again)."
-                       : f->is.limit == SPDL_LIMIT_SERIAL && !stage->from
-                           ? ", one call at a time." : ".");
+                       f->is.limit != SPDL_LIMIT_SERIAL || stage->from ? "."
+                       : stage->alone ? ", one call at a time, as its row allows no more (.serial, "
+                                        ".flush or .again)."
+                                      : ", one call at a time.");
         spdl__verdict_cure(t, s, f);
         break;
-    default: spdl__verdict_of_none(t, s, f);
+    default:
+        if (f->short_calls)
+            spdl__text_add(t, "no call takes as long as handing an item on. %s, or pass batches.",
+                           s->edge[s->stage_count - 1].buffer_size < 32
+                               ? "Try .buffer_size = 32 in all rows and SPDL_SINK(32)"
+                               : "Do more in one call");
+        else if (f->used >= SPDL__FULL * s->cores_allowed && s->cores_allowed > 0)
+            spdl__text_add(t, "the processors are used up (%.2f of %.3g), mostly outside of the "
+                              "stages.", f->used + f->others, s->cores_allowed);
+        else
+            spdl__text_add(t, "no stage was busy more than %.0f %% of the time. The limit is not "
+                              "known%s%s.", 100 * spdl__stage_load(s, spdl__stats_busiest(s)),
+                           f->doctor ? "" : ": SPDL_DOCTOR=30 measures it",
+                           s->elapsed_ns / 50000 >= s->delivered ? ""
+                               : ", or try a larger buffer_size (16 to 64), as items are short");
     }
 }
 
