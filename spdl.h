@@ -13060,9 +13060,10 @@ SPDL__COLD int spdl__find_more(double work, double rest, int now, int times, int
 }
 
 /* How many times as many calls of row i an advice may have. Only calls that hold each other up
-   refute many that sleep, and twice as many refute it as well. */
+   refute many that sleep, and twice as many do, too. Waits for processors do not count. */
 SPDL__COLD int spdl__stage_far(const spdl_stats *s, int i) {
-    return spdl__share(s->stage[i].blocked_ns, s->stage[i].busy_ns) > SPDL__SLEEPS ? 16 : 2;
+    const uint64_t asleep = s->stage[i].blocked_ns;
+    return spdl__share(asleep, asleep + s->stage[i].cpu_ns) > SPDL__SLEEPS ? 16 : 2;
 }
 
 SPDL__COLD bool spdl__stage_raises(const spdl_stats *s, int i) {

@@ -420,6 +420,10 @@ static void threads_by_default(void) {
     busy(&s, 1, 15.9, 0.02);
     s.process_cpu_ns = 320000000;
     CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "Write .concurrency = 255: up to 16x" AGAIN));
+    s.stage[1].runnable_ns = s.stage[1].busy_ns / 4; /* beside others its calls sleep as much */
+    s.stage[1].blocked_ns -= s.stage[1].runnable_ns;
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "Write .concurrency = 255"));
+    s.stage[1].runnable_ns = 0;
     busy(&s, 1, 9.6, 0.02); /* order keeps some places empty: more calls fill others */
     CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 1, "busy 60 % of the time (concurrency 16), asleep. Write "
                                             ".concurrency = 255"));
