@@ -1358,8 +1358,8 @@ typedef enum spdl_limit {
 } spdl_limit;
 
 /* The limit, and the settings to write; 0: nothing to write. Each setting reaches the next limit,
-   gains at least 3 %, and is at most doubled. buffer_size has no such bound, nor have workers where
-   there are none. */
+   gains at least 3 %, and is at most doubled. Where calls sleep it is at most 16 times as large.
+   buffer_size has no such bound, nor have workers where there are none. */
 typedef struct spdl_finding {
     spdl_limit limit;
     int stage;           /* the row, or -1 */
@@ -1381,8 +1381,8 @@ typedef struct spdl_stats {
     uint64_t polls;         /* calls of next with a timeout of 0 that found nothing */
     bool next_works;        /* the thread in next runs stages, too */
     bool shared_pool;       /* other pipelines use the workers, too */
-    uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls (Linux with
-                               schedstat; else 0) */
+    bool default_workers;   /* .workers is 0: the largest .concurrency provides the threads */
+    uint64_t workers_runnable_ns; /* time workers were ready outside of calls (schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item outside of waits: the consumer's steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t step_p50_ns, step_p99_ns, step_max_ns; /* within 6.25 %; below 1 us the mean of 32 */
@@ -1404,9 +1404,11 @@ typedef struct spdl_stats {
 } spdl_stats;
 
 /* Copies the counters, in a few microseconds for each stage, and every 10 ms reads the process.
-   Each counter is exact, and none decreases. The call wakes a worker if the last row can be
-   called. */
+   Each counter is exact, and none decreases. A worker is woken if the last row can be called. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
+
+/* Turns `now` into the numbers since `before`. Durations of calls and steps remain those of all. */
+SPDL_API void spdl_stats_since(spdl_stats *now, const spdl_stats *before);
 
 /* Finds the limit of the consumer. `finding` can be NULL.
    Returns: the limit; SPDL_LIMIT_NOT_KNOWN if the numbers do not decide. */
@@ -1414,8 +1416,7 @@ SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *findi
 
 /* The finding in words: the consumer's waits, the stage and the cause, and the settings to write. A
    gain without a measurement is an upper bound, "up to". With a feed: the dropped and refused
-   requests, and the time to an answer. Stages in which over 5 % of the calls fail, and calls that
-   hang, are named.
+   requests, and the time to an answer. Stages with over 5 % failed calls, and calls that hang.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -1427,8 +1428,7 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
                         (the last two above 5 %)
        ready            share of the time that a result was ready for the next stage or the consumer
        waits            of the limit: share of the consumer's waits in which its item was here
-   The last row is the consumer with its steps. A line for each stage with failed calls, skipped or
-   freed items follows.
+   The last row is the consumer. A line for each stage with failed, skipped or freed items follows.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -7518,6 +7518,7 @@ struct spdl_pipeline {
     int count;      /* rows without the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows */
     bool own_pool;
+    bool default_workers; /* .workers is 0, and there are threads */
     spdl__client client;
     spdl__client_slot *slot;
     spdl__beacon *beacon; /* of the pool, or own_beacon */
@@ -11881,7 +11882,7 @@ typedef struct spdl__plan {
     int branch[SPDL_MAX_STAGES + 1]; /* branch around it; merge: that it ends */
     int merge[SPDL_MAX_STAGES + 1];
     const spdl__doctor_plan *doctor; /* or NULL */
-    int all; /* calls of a row with SPDL_ALL; 0: as many as threads */
+    int all; /* calls of a row with SPDL_ALL if .workers is 0; else 0: as many as threads */
 } spdl__plan;
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
@@ -12559,6 +12560,7 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers > 0 ? desc->workers : 0;
+    p->default_workers = plan->all > 0 && p->threads > 0;
     p->spare = spdl__workers_spare(p, plan);
     p->grows = spdl__plan_grows(plan);
     if (p->grows) p->extras = (int)spdl__grown((uint64_t)p->threads + 1, SPDL__MAX_CALLS);
@@ -13136,6 +13138,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     s->stage_count = p->count;
     s->next_works = p->pool == NULL || p->works_ns != 0;
     s->shared_pool = p->pool != NULL && !p->own_pool;
+    s->default_workers = p->default_workers;
     s->may_doctor = p->pool != NULL && p->feed == NULL;
     s->delivered = spdl__load_relaxed(&p->delivered);
     s->polls = spdl__load_relaxed(&p->polls);
@@ -13178,6 +13181,7 @@ SPDL__COLD const char *spdl__stage_called(spdl__text *t, const spdl_stats *s, in
 #define SPDL__ALL_BUSY 0.93   /* workers without time for other calls */
 #define SPDL__FULL 0.92       /* processors that are used up, of those allowed */
 #define SPDL__OTHERS 0.15     /* processors of other programs in the verdict */
+#define SPDL__SLEEPS 0.8      /* sleep in calls of which there can be many at a time */
 #define SPDL__QUEUED 0.1      /* waits for a processor of a row that lacks them */
 #define SPDL__ROOM 0.1        /* waits for a place of results that find too few */
 #define SPDL__LOST 0.01       /* dropped requests that need advice, of all */
@@ -13250,13 +13254,19 @@ typedef struct spdl__found {
     spdl_finding is;
     double used, others; /* processors, by this process; of those allowed, by others */
     int next;            /* limit after the settings: a row, or one of SPDL__BY_* */
+    int late;            /* row of the calls that other results wait for; or -1 */
     bool short_calls;    /* passing items takes longer */
     bool elsewhere;      /* workers were in other pipelines of their pool */
-    bool proven;         /* by experiment: calls wait for each other */
     bool doctor, raises; /* for a doctor's text; it may try settings */
     const spdl_interval *measured; /* gain of the settings; NULL: not tried */
-    const char *changed; /* how the limit changed, which rules out settings; or NULL */
+    const struct spdl__change *change; /* or NULL */
 } spdl__found;
+
+/* How the limit changed between intervals. */
+typedef struct spdl__change {
+    bool differ; /* limits disagree, which rules out settings */
+    char text[160];
+} spdl__change;
 
 enum { SPDL__BY_CONSUMER = -1, SPDL__BY_CORES = -2, SPDL__BY_WORKERS = -3 };
 
@@ -13283,6 +13293,18 @@ SPDL__COLD double spdl__stats_steps(const spdl_stats *s) {
     return (double)s->step_ns * spdl__share(s->delivered, s->delivered + s->polls);
 }
 
+/* Threads for pooled rows with the finding's settings. A written `workers` takes the thread in next
+   away, except where next_works_ns is written, too. By default the largest .concurrency counts. */
+SPDL__COLD int spdl__found_threads(const spdl_stats *s, const spdl__found *f) {
+    int i, threads = spdl__stats_threads(s);
+    if (f->is.workers > 0)
+        return f->is.workers + (s->next_works && s->workers > 0 && !s->default_workers);
+    for (i = 0; i < s->stage_count && s->default_workers; ++i)
+        if (spdl__stage_pooled(s, i) && f->is.concurrency[i] > threads)
+            threads = f->is.concurrency[i];
+    return threads;
+}
+
 SPDL__COLD void spdl__law_least(double *least, double ns, int by, int *next) {
     if (ns <= *least) return;
     *least = ns;
@@ -13295,10 +13317,8 @@ SPDL__COLD void spdl__law_least(double *least, double ns, int by, int *next) {
 SPDL__COLD double spdl__law(const spdl_stats *s, const spdl__found *f, bool changed, bool pool,
                             uint32_t without, int *next) {
     const double cores = s->cores_allowed, steps = spdl__stats_steps(s);
-    const bool leaves = changed && s->workers == 0 && f->is.workers > 0;
-    const bool joins = s->next_works && !leaves;
-    const int threads = changed && f->is.workers > 0 ? f->is.workers + joins
-                                                     : spdl__stats_threads(s);
+    const int threads = changed ? spdl__found_threads(s, f) : spdl__stats_threads(s);
+    const bool joins = s->next_works && !(changed && threads == f->is.workers);
     double least = 0;
     int i, by;
     if (next == NULL) next = &by;
@@ -13319,21 +13339,20 @@ SPDL__COLD double spdl__law(const spdl_stats *s, const spdl__found *f, bool chan
     return least;
 }
 
-/* As many as reach the next limit, but at most twice as many as now: limits further away are not
+/* As many as reach the next limit, but at most `times` as many as now: limits further away are not
    known well. */
-SPDL__COLD int spdl__find_more(double work, double rest, int now, int most) {
-    const double wanted = rest > 0 ? spdl__smaller(work / rest, 2.0 * now) : 2.0 * now;
+SPDL__COLD int spdl__find_more(double work, double rest, int now, int times, int most) {
+    const double far = (double)times * now;
+    const double wanted = rest > 0 ? spdl__smaller(work / rest, far) : far;
     const int more = wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
     return more < most ? more : most;
 }
 
-/* Calls of row i at a time that the next limit needs. Workers make no more than their number. */
-SPDL__COLD int spdl__find_calls(const spdl_stats *s, int i, double rest) {
-    const int threads = spdl__stats_threads(s), now = s->stage[i].concurrency;
-    const double work = spdl__stage_work(s, i);
-    if (!spdl__stage_pooled(s, i))
-        return spdl__find_more(work, rest, now, SPDL__MAX_CONCURRENCY);
-    return spdl__find_more(work, rest, now < threads ? now : threads, SPDL__WORKERS_ADVISED);
+/* How many times as many calls of row i an advice may have. Only calls that hold each other up
+   refute many that sleep, and twice as many do, too. Waits for processors do not count. */
+SPDL__COLD int spdl__stage_far(const spdl_stats *s, int i) {
+    const uint64_t asleep = s->stage[i].blocked_ns;
+    return spdl__share(asleep, asleep + s->stage[i].cpu_ns) > SPDL__SLEEPS ? 16 : 2;
 }
 
 SPDL__COLD bool spdl__stage_raises(const spdl_stats *s, int i) {
@@ -13352,51 +13371,67 @@ SPDL__COLD bool spdl__finding_has(const spdl_finding *is) {
     return settings > 0;
 }
 
-/* Rows that may have more calls and are as busy as the limit. */
+/* Rows that may have more calls and are as busy as the limit. Where both sleep half as busy is
+   enough: it is next. A single call beside several can keep a pace. */
 SPDL__COLD uint32_t spdl__find_busy(const spdl_stats *s, int row) {
     uint32_t rows = 0;
     int i;
-    for (i = 0; i < s->stage_count && spdl__stage_raises(s, row); ++i)
+    for (i = 0; i < s->stage_count && spdl__stage_raises(s, row); ++i) {
+        const bool sleep = spdl__stage_far(s, row) > 2 && spdl__stage_far(s, i) > 2 &&
+                           (s->stage[i].concurrency > 1 || s->stage[row].concurrency == 1);
         if (spdl__stage_raises(s, i) &&
-            spdl__stage_load(s, i) >= SPDL__ALL_BUSY * spdl__stage_load(s, row))
+            spdl__stage_load(s, i) >= (sleep ? 0.5 : SPDL__ALL_BUSY) * spdl__stage_load(s, row))
             rows |= (uint32_t)1 << i;
+    }
     return rows;
 }
 
-/* The highest gain of the settings, which are cleared if it is too small. Answers cannot be more
-   than requests. */
+/* The highest gain of the settings, which are cleared if it is too small. Limits can hold in turns,
+   so the time that passed counts, up to twice the least. Answers cannot be more than requests. */
 SPDL__COLD void spdl__find_gain(const spdl_stats *s, spdl__found *f) {
     const spdl_stage_stats *feed = &s->stage[0];
-    const double now = spdl__law(s, f, false, true, 0, NULL);
     const double then = spdl__law(s, f, true, true, 0, &f->next);
+    const double now = spdl__larger(spdl__law(s, f, false, true, 0, NULL),
+                                    spdl__smaller((double)s->elapsed_ns, 2 * then));
     f->is.gain = then > 0 ? now / then : 0;
     if (spdl__stats_pushed(s) && f->is.gain > 0)
         f->is.gain = spdl__smaller(f->is.gain,
                                    spdl__share(feed->tasks + feed->failures, s->delivered));
-    if (!(f->is.gain >= SPDL__GAIN)) spdl__finding_clear(&f->is);
+    if (!(f->is.gain >= SPDL__GAIN) || !spdl__finding_has(&f->is)) spdl__finding_clear(&f->is);
 }
 
 /* More calls for the rows that limit, workers for them, and the gain. */
 SPDL__COLD void spdl__find_settings(const spdl_stats *s, spdl__found *f, bool calls) {
-    const int threads = spdl__stats_threads(s), joins = s->workers > 0 && s->next_works;
+    const int threads = spdl__stats_threads(s);
+    const bool stays = s->workers > 0 && s->next_works && !s->default_workers;
     const uint32_t busy = calls ? spdl__find_busy(s, f->is.stage) : 0;
-    const double rest = spdl__law(s, f, false, false, busy, NULL);
-    const double work = spdl__stats_work(s) + (joins ? spdl__stats_steps(s) : 0);
+    const double passed = spdl__larger((double)s->elapsed_ns, 1);
+    const double rest = spdl__law(s, f, false, false, busy, NULL) *
+                        spdl__smaller(1, spdl__law(s, f, false, true, 0, NULL) / passed);
+    const double work = spdl__stats_work(s) + (stays ? spdl__stats_steps(s) : 0);
     double then;
     int most = 0, i;
     for (i = 0; i < s->stage_count; ++i) {
-        const int more = (busy >> i & 1) != 0 ? spdl__find_calls(s, i, rest) : 0;
-        if (more > s->stage[i].concurrency) f->is.concurrency[i] = more;
-        if (more > most && spdl__stage_pooled(s, i)) most = more;
+        const bool pooled = spdl__stage_pooled(s, i);
+        const int now = s->stage[i].concurrency; /* workers make no more than their number */
+        const int more = !(busy >> i & 1) ? 0 : spdl__find_more(
+            spdl__stage_work(s, i), rest, pooled && now > threads ? threads : now,
+            spdl__stage_far(s, i), pooled ? SPDL__WORKERS_ADVISED : SPDL__MAX_CONCURRENCY);
+        if (more > now) f->is.concurrency[i] = more;
+        if (more > most && pooled) most = more;
     }
     then = spdl__law(s, f, true, false, 0, NULL);
     if (s->workers == 0) { /* one thread: the first step may be long */
         most = then > 0 ? (int)spdl__smaller(work / then + 0.9, SPDL__WORKERS_ADVISED) : 1;
         f->is.workers = most > 0 ? most : 1;
     } else {
-        const int more = spdl__find_more(work, then, threads, SPDL__WORKERS_ADVISED);
-        if (work > 1.05 * threads * then && more > most) most = more;
-        if (most > threads) f->is.workers = most - joins;
+        const int more = spdl__find_more(work, then, threads, spdl__stage_far(s, f->is.stage),
+                                         SPDL__WORKERS_ADVISED);
+        if (work > 1.05 * spdl__found_threads(s, f) * then && more > most) most = more;
+        for (i = 0; i < s->stage_count && s->default_workers; ++i)
+            if (f->is.concurrency[i] > 0 && spdl__stage_pooled(s, i) && most > threads)
+                f->is.concurrency[i] = most;
+        if (most > spdl__found_threads(s, f)) f->is.workers = most - stays;
     }
     spdl__find_gain(s, f);
 }
@@ -13407,7 +13442,7 @@ SPDL__COLD double spdl__slow_ns(uint64_t p50, uint64_t p99, uint64_t max) {
 }
 
 /* A buffer after row f->is.stage for the items of `slow` ns, one in `each` ns; at least twice as
-   large as now. */
+   large as now. One that holds them is large enough. */
 SPDL__COLD void spdl__find_room(const spdl_stats *s, spdl__found *f, double slow, double each) {
     const double then = spdl__law(s, f, false, true, 0, &f->next);
     const int now = s->edge[f->is.stage].buffer_size;
@@ -13415,33 +13450,44 @@ SPDL__COLD void spdl__find_room(const spdl_stats *s, spdl__found *f, double slow
     f->is.limit = SPDL_LIMIT_ROOM;
     f->is.buffer_size = (int)spdl__smaller(spdl__larger(wanted, 2.0 * now), 4096);
     f->is.gain = then > 0 ? (double)s->elapsed_ns / then : 0;
-    if (!(f->is.gain >= SPDL__GAIN) || f->is.buffer_size <= now) spdl__finding_clear(&f->is);
+    if (!(f->is.gain >= SPDL__GAIN) || !(wanted > now) || f->is.buffer_size <= now)
+        spdl__finding_clear(&f->is);
 }
 
-SPDL__COLD void spdl__find_late(const spdl_stats *s, spdl__found *f) {
-    const spdl_stage_stats *stage = &s->stage[f->is.stage];
-    double each = spdl__stats_steps(s) / (double)spdl__max(stage->tasks, 1);
-    if (stage->concurrency > 1)
-        each = spdl__larger(each, (double)stage->p50_ns / (stage->concurrency - 1));
-    spdl__find_room(s, f, spdl__slow_ns(stage->p50_ns, stage->p99_ns, stage->max_ns), each);
+/* A slow call of row i, ns. */
+SPDL__COLD double spdl__stage_slow(const spdl_stats *s, int i) {
+    return spdl__slow_ns(s->stage[i].p50_ns, s->stage[i].p99_ns, s->stage[i].max_ns);
 }
 
-/* Results wait for a place and the consumer for results, in turn: its steps are in bursts, or the
-   sink is too small for times that vary. Steps that waited for a processor prove neither. */
+/* Results wait for a place and the consumer for results, in turn: its steps are uneven, or finished
+   results wait for a slower call. Steps that waited for a processor prove neither. */
 SPDL__COLD bool spdl__find_bursts(const spdl_stats *s, spdl__found *f) {
     const spdl_edge_stats *sink = &s->edge[s->stage_count - 1];
-    const double slow = spdl__slow_ns(s->step_p50_ns, s->step_p99_ns, s->step_max_ns);
     const int row = f->is.stage;
-    double make = 0;
+    double slow = 0, make = 0, calls = 0;
     int i;
     if (spdl__stats_pushed(s) || s->polls > 0 ||
         spdl__share(sink->put_wait_ns, sink->elapsed_ns) < SPDL__ROOM ||
         spdl__share(s->consumer_runnable_ns, s->step_ns) >= SPDL__QUEUED ||
         spdl__stage_load(s, row) >= SPDL__SURE)
         return false;
-    for (i = 0; i < s->stage_count; ++i)
-        if (s->stage[i].concurrency > 0)
-            make = spdl__larger(make, spdl__stage_work(s, i) / s->stage[i].concurrency);
+    for (i = 0; i < s->stage_count; ++i) {
+        const spdl_stage_stats *stage = &s->stage[i];
+        const double ns = spdl__stage_slow(s, i);
+        if (stage->concurrency > 0)
+            make = spdl__larger(make, spdl__stage_work(s, i) / stage->concurrency);
+        if (ns <= calls || ns < 2.0 * (double)stage->p50_ns) continue;
+        calls = ns;
+        f->late = i;
+    }
+    slow = spdl__slow_ns(s->step_p50_ns, s->step_p99_ns, s->step_max_ns);
+    if (s->step_mean_ns > s->step_p50_ns + s->step_p50_ns / 4 ||
+        s->step_mean_ns < s->step_p50_ns - s->step_p50_ns / 5) {
+        f->late = -1;
+    } else {
+        slow = calls;
+        make = spdl__larger(make, spdl__stats_steps(s));
+    }
     f->is.stage = s->stage_count - 1;
     spdl__find_room(s, f, slow, make / (double)spdl__max(s->delivered, 1));
     if (f->is.buffer_size > 0) return true;
@@ -13455,17 +13501,6 @@ SPDL__COLD bool spdl__stage_may_pass(const spdl_stats *s, int i) {
     for (++i; i < s->stage_count && s->stage[i].kind != SPDL_KIND_BRANCH; ++i)
         if (s->stage[i].kind == SPDL_KIND_MERGE) return !s->stage[i].in_order;
     return true;
-}
-
-/* Returns true if a doctor has found a lock; or if one of several calls at a time had a processor,
-   or waited for one, while the others slept. */
-SPDL__COLD bool spdl__stage_takes_turns(const spdl_stats *s, int i) {
-    const spdl_stage_stats *stage = &s->stage[i];
-    const double cores = spdl__share(stage->cpu_ns + stage->runnable_ns, s->elapsed_ns);
-    if (stage->lock_found) return true;
-    return stage->concurrency > 1 && !stage->deferred && cores > 0.85 && cores < 1.05 &&
-           spdl__share(stage->cpu_ns, s->elapsed_ns) > 0.7 &&
-           spdl__share(stage->blocked_ns, stage->busy_ns) > 0.15;
 }
 
 SPDL__COLD bool spdl__stage_sleeps(const spdl_stage_stats *stage) {
@@ -13492,15 +13527,11 @@ SPDL__COLD uint64_t spdl__stats_cpu(const spdl_stats *s) {
     return cpu;
 }
 
-SPDL__COLD bool spdl__stats_faults(const spdl_stats *s) {
-    return spdl__share(s->minor_faults * SPDL__FAULT_NS, s->process_ns) >
-           0.3 * spdl__share(spdl__stats_cpu(s), s->elapsed_ns);
-}
-
 /* Returns true if rare slow calls take more than `least` ns. */
 SPDL__COLD bool spdl__stage_late(const spdl_stage_stats *stage, uint64_t least) {
     return stage->p50_ns > 0 && stage->kind != SPDL_KIND_FEED &&
            stage->max_ns >= SPDL__TAIL * stage->p50_ns &&
+           stage->p90_ns < SPDL__TAIL * stage->p50_ns && /* one in ten is not rare */
            spdl__grown(stage->p50_ns * stage->tasks, stage->busy_ns) > least;
 }
 
@@ -13510,10 +13541,9 @@ SPDL__COLD void spdl__find_class(const spdl_stats *s, spdl__found *f, bool pool)
     const spdl_stage_stats *stage = &s->stage[f->is.stage];
     const bool serial = (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1) ||
                         stage->kind == SPDL_KIND_BRANCH || stage->alone;
-    f->is.limit = serial && !pool                               ? SPDL_LIMIT_SERIAL
-                  : spdl__stage_takes_turns(s, f->is.stage) ? SPDL_LIMIT_LOCK
-                  : pool                                        ? SPDL_LIMIT_WORKERS
-                                                                : SPDL_LIMIT_CONCURRENCY;
+    f->is.limit = serial && !pool     ? SPDL_LIMIT_SERIAL
+                  : stage->lock_found ? SPDL_LIMIT_LOCK
+                  : pool              ? SPDL_LIMIT_WORKERS : SPDL_LIMIT_CONCURRENCY;
     if (f->is.limit == SPDL_LIMIT_SERIAL || f->is.limit == SPDL_LIMIT_LOCK) return;
     spdl__find_settings(s, f, !pool || (s->workers > 0 &&
                                   spdl__share(stage->busy_ns, s->elapsed_ns) >=
@@ -13551,47 +13581,45 @@ SPDL__COLD bool spdl__find_full(const spdl_stats *s, spdl__found *f, int busiest
     return true;
 }
 
-/* Returns true if all calls are so short that passing items takes longer. */
-SPDL__COLD bool spdl__stats_short_calls(const spdl_stats *s) {
-    int i;
-    if (s->step_mean_ns >= SPDL__TINY_NS) return false;
-    for (i = 0; i < s->stage_count; ++i)
-        if (s->stage[i].mean_ns >= SPDL__TINY_NS) return false;
-    return spdl__share(s->elapsed_ns, s->delivered) < 2 * SPDL__TINY_NS;
-}
-
 /* The consumer waits, or requests were dropped. A row under SPDL__SURE is the limit if it has one
-   call at a time, and the consumer's next item was mostly in it. */
+   call at a time, or sleeps, and the consumer's next item was mostly in it. */
 SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     const int busiest = spdl__stats_busiest(s);
     const double load = spdl__stage_load(s, busiest);
     const spdl_stage_stats *stage, *most = s->stage;
     double busy = s->next_works ? spdl__stats_steps(s) : 0;
     uint64_t exposed = 0, idle = 0; /* waits for items; of them, without a worker */
-    bool limits = load >= (spdl__stats_pushed(s) ? SPDL__LIMITING : SPDL__SURE), here, tail;
+    bool limits = load >= (spdl__stats_pushed(s) ? SPDL__LIMITING : SPDL__SURE), here, tail, away;
     if (s->stage_count == 0) return;
+    f->short_calls = s->step_mean_ns < SPDL__TINY_NS &&
+                     spdl__share(s->elapsed_ns, s->delivered) < 2 * SPDL__TINY_NS;
     for (stage = s->stage; stage < s->stage + s->stage_count; ++stage) {
         busy += stage->deferred || stage->threads > 0 ? 0 : (double)stage->busy_ns;
         exposed += stage->exposed_ns + stage->exposed_idle_ns;
         idle += stage->exposed_idle_ns;
         if (stage->exposed_ns > most->exposed_ns) most = stage;
+        f->short_calls &= stage->mean_ns < SPDL__TINY_NS;
     }
     here = most->exposed_ns > exposed / 2; /* most waits are for calls of this row */
     tail = here && spdl__stage_late(most, most->exposed_ns / 2); /* for rare slow calls */
-    if (load >= SPDL__LIMITING && most == &s->stage[busiest] && most->concurrency == 1)
+    if (load >= SPDL__LIMITING && most == &s->stage[busiest] &&
+        (most->concurrency == 1 || spdl__stage_far(s, busiest) > 2))
         limits |= here && !tail;
+    /* items were ready for a row that could have more calls, and had no worker */
+    away = s->shared_pool && (idle > exposed / 4 || (load < SPDL__SURE && busiest > 0 &&
+                              s->edge[busiest - 1].readiness > SPDL__SURE));
     f->is.stage = busiest;
-    if (spdl__stats_short_calls(s)) {
-        f->short_calls = true;
+    if (f->short_calls) {
         f->is.stage = -1;
     } else if (!tail && spdl__find_bursts(s, f)) {
         return;
-    } else if (spdl__find_full(s, f, busiest)) {
+    } else if (!(away && spdl__stage_sleeps(&s->stage[busiest])) &&
+               spdl__find_full(s, f, busiest)) {
         return;
     } else if (s->workers == 0 ||
                busy >= SPDL__ALL_BUSY * spdl__stats_threads(s) * (double)s->elapsed_ns) {
         spdl__find_class(s, f, true);
-    } else if (s->shared_pool && idle > exposed / 4) {
+    } else if (away) {
         const double least = spdl__law(s, f, false, false, 0, &f->next);
         f->is.limit = SPDL_LIMIT_WORKERS;
         f->elsewhere = true;
@@ -13605,7 +13633,10 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     } else {
         f->is.stage = (int)(most - s->stage);
         if (tail && (most->in_order || most->concurrency == 1))
-            spdl__find_late(s, f);
+            spdl__find_room(s, f, spdl__stage_slow(s, f->is.stage),
+                            spdl__larger(spdl__stats_steps(s) / (double)spdl__max(most->tasks, 1),
+                                         most->concurrency > 1
+                                             ? (double)most->p50_ns / (most->concurrency - 1) : 0));
         else if (here && most->kind == SPDL_KIND_BATCH)
             f->is.limit = SPDL_LIMIT_BATCH;
         else
@@ -13617,15 +13648,15 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
 SPDL__COLD void spdl__find_pushed(const spdl_stats *s, spdl__found *f) {
     const spdl_stage_stats *feed = &s->stage[0];
     const int busiest = spdl__stats_busiest(s);
-    if (spdl__share(feed->skips + feed->failures, feed->tasks + feed->failures) >= SPDL__LOST) {
+    const bool busy = spdl__stage_load(s, busiest) >= SPDL__LIMITING;
+    if (spdl__share(feed->skips + feed->failures, feed->tasks + feed->failures) < SPDL__LOST) {
+        if (busy) f->is.stage = busiest;
+    } else if (busy || s->edge[0].readiness >= SPDL__LIMITING) {
         spdl__find_wait(s, f);
-        if (f->is.limit != SPDL_LIMIT_NOT_KNOWN || s->edge[0].readiness >= SPDL__LIMITING)
-            return;
+    } else { /* more came at once than it holds */
         f->is.stage = 0;
         f->is.limit = SPDL_LIMIT_ROOM;
         f->is.buffer_size = 2 * s->edge[0].buffer_size;
-    } else if (spdl__stage_load(s, busiest) >= SPDL__LIMITING) {
-        f->is.stage = busiest;
     }
 }
 
@@ -13634,7 +13665,7 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *s) {
     const uint64_t rows = spdl__stats_cpu(s);
     spdl__found f;
     memset(&f, 0, sizeof(f));
-    f.is.stage = -1;
+    f.is.stage = f.late = -1;
     if (s->delivered == 0) return f;
     /* processors are unknown after a short run, or if they were read long after its end */
     if (s->process_ns >= 50000000 && s->process_ns / 5 <= s->elapsed_ns / 4 &&
@@ -13653,7 +13684,6 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *s) {
     else /* rows or other programs had its processor */
         f.is.limit = f.others > spdl__share(rows, s->elapsed_ns) ? SPDL_LIMIT_FOREIGN
                                                                  : SPDL_LIMIT_HARM;
-    f.proven = f.is.stage >= 0 && s->stage[f.is.stage].lock_found;
     return f;
 }
 
@@ -13664,8 +13694,6 @@ SPDL_API spdl_limit spdl_stats_find(const spdl_stats *s, spdl_finding *finding) 
 }
 
 /* --- the verdict --- */
-
-#define SPDL__ASK_DOCTOR ": SPDL_DOCTOR=30 measures it"
 
 /* Where most of the time from push to answer was spent. */
 SPDL__COLD void spdl__verdict_of_answers(spdl__text *t, const spdl_stats *s) {
@@ -13724,6 +13752,8 @@ SPDL__COLD bool spdl__found_fails(const spdl__found *f) {
 
 SPDL__COLD void spdl__verdict_gain(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
     const spdl_finding *is = &f->is;
+    const spdl_stage_stats *stage = &s->stage[is->stage];
+    const bool more = stage->concurrency > 1; /* an earlier step has raised it */
     int i;
     if (f->measured != NULL) {
         spdl__text_add(t, ": measured ");
@@ -13734,21 +13764,23 @@ SPDL__COLD void spdl__verdict_gain(spdl__text *t, const spdl_stats *s, const spd
     if (is->gain > 0)
         spdl__text_add(t, is->gain < 9.95 ? ": up to %.*gx" : ": up to %.*fx",
                        is->gain < 1.095 ? 3 : is->gain < 9.95 ? 2 : 0, is->gain);
-    if (is->buffer_size == 0)
-        spdl__text_add(t, ", unless calls hold each other up (a lock, the allocator, memory, "
-                          "the other side)");
-    for (i = 0; i < s->stage_count && is->buffer_size == 0; ++i)
-        if (is->concurrency[i] == 0 && spdl__stage_paced(s, i))
-            spdl__text_add(t, " or %s keeps a pace", spdl__stage_called(t, s, i));
     spdl__text_add(t, ".");
-    if (f->others >= SPDL__OTHERS && is->buffer_size == 0 &&
-        !spdl__stage_sleeps(&s->stage[is->stage]))
+    if (f->elsewhere) return;
+    if (is->buffer_size > 0) {
+        if (f->raises) spdl__text_add(t, " A doctor does not try buffers.");
+        return;
+    }
+    spdl__text_add(t, "%s its calls wait for each other",
+                   more ? " If the last step gained nothing, take it back:" : " It gains less if");
+    for (i = 0; i < s->stage_count; ++i)
+        if (is->concurrency[i] == 0 && spdl__stage_paced(s, i))
+            spdl__text_add(t, ", or %s keeps a pace", spdl__stage_called(t, s, i));
+    spdl__text_add(t, f->raises || !s->may_doctor ? "."
+                      : more && !f->doctor        ? ". SPDL_DOCTOR=30 finds out."
+                                                  : ". SPDL_DOCTOR=30,raise tries it.");
+    if (f->others >= SPDL__OTHERS && !stage->deferred && !spdl__stage_sleeps(stage))
         spdl__text_add(t, " Other programs use %.2f of %.3g processors: while they do, it gains "
                           "less.", f->others, s->cores_allowed);
-    if (f->raises)
-        spdl__text_add(t, is->buffer_size > 0 ? " A doctor does not try buffers." : "");
-    else if (s->may_doctor && is->buffer_size == 0)
-        spdl__text_add(t, " SPDL_DOCTOR=30,raise tries it.");
 }
 
 /* ".concurrency = 2 for stage 1 'a' and stage 2 'b'", by number. A sentence about one row does not
@@ -13760,9 +13792,6 @@ SPDL__COLD const char *spdl__verdict_calls(spdl__text *t, const spdl_stats *s,
     for (i = 0; i < s->stage_count; ++i) rows += calls[i] > 0;
     if (rows == 1 && row >= 0 && calls[row] > 0) {
         spdl__text_add(t, "%s.concurrency = %d", before, calls[row]);
-        if (s->stage[row].concurrency == 1 && f->measured == NULL)
-            spdl__text_add(t, " (or .serial = true, if it must not run twice at a time or keeps a "
-                              "pace)");
         return " and ";
     }
     for (i = 0; i < s->stage_count; ++i) {
@@ -13784,10 +13813,12 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *t, const spdl_stats *s, const
     const spdl_finding *is = &f->is;
     const bool fails = f->measured != NULL && !spdl__found_helps(f);
     const char *before = fails ? " " : " Write ";
-    if (f->changed != NULL) return true;
+    if (f->change != NULL && f->change->differ) return true;
     if (!spdl__finding_has(is)) return false;
     before = spdl__verdict_calls(t, s, f, before);
-    if (is->workers > 0) spdl__text_add(t, "%sworkers = %d", before, is->workers);
+    if (is->workers > 0)
+        spdl__text_add(t, s->shared_pool ? "%s.workers = %d in the spdl_pool_desc"
+                                         : "%sworkers = %d", before, is->workers);
     if (is->buffer_size > 0)
         spdl__text_add(t, is->stage == s->stage_count - 1 ? "%sSPDL_SINK(%d)"
                                                           : "%s.buffer_size = %d",
@@ -13803,79 +13834,53 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *t, const spdl_stats *s, const
     return true;
 }
 
-/* No setting gains enough: names the next limit. */
-SPDL__COLD void spdl__verdict_next(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
-    spdl__text_add(t, " More calls at a time would gain less than 3 %%: ");
-    if (f->next >= 0)
-        spdl__text_add(t, "%s is as near its limit%s.", spdl__stage_called(t, s, f->next),
-                       spdl__stage_raises(s, f->next) ? "" : ", and has one call at a time");
-    else if (f->next == SPDL__BY_CORES)
-        spdl__text_add(t, "%.2f of %.3g processors are used.", f->used, s->cores_allowed);
-    else
-        spdl__text_add(t, f->next == SPDL__BY_WORKERS ? "there can be no more workers."
-                                                      : "the consumer's steps take as long.");
-}
-
 SPDL__COLD void spdl__verdict_cure(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
     const spdl_stage_stats *stage = &s->stage[f->is.stage];
+    const bool source = stage->kind == SPDL_KIND_SOURCE, sleeps = spdl__stage_sleeps(stage);
     if (f->is.limit == SPDL_LIMIT_LOCK) {
-        spdl__text_add(t, f->proven ? " Its calls wait for each other, as for a lock, or the "
-                                      "other side takes no more: more at a time do not help."
-                          : f->doctor ? " It may be a lock."
-                                      : " It may be a lock" SPDL__ASK_DOCTOR ".");
+        spdl__text_add(t, " Its calls wait for each other, as for a lock, or the other side takes "
+                          "no more: more at a time do not help.");
+    } else if (f->is.limit == SPDL_LIMIT_SERIAL && stage->from) {
+        spdl__text_add(t, " It waits for what it takes from: see the verdict of that pipeline.");
     } else if (f->is.limit == SPDL_LIMIT_SERIAL) {
-        const bool source = stage->kind == SPDL_KIND_SOURCE, sleeps = spdl__stage_sleeps(stage);
-        if (stage->from)
-            spdl__text_add(t, " It waits for what it takes from: see the verdict of that "
-                              "pipeline.");
-        else
-            spdl__text_add(t, "%s%s %s%s", sleeps ? " If it keeps a pace, that is the limit." : "",
-                           sleeps && source ? " If it takes from another pipeline, see the verdict "
-                                              "of that one." : "",
-                           sleeps ? "Else m" : "M",
-                           source ? "ove work from the source to a stage."
-                                  : "ake it cheaper, or split the row in two.");
+        spdl__text_add(t, "%s%s%s", sleeps ? " If it " : " ",
+                       sleeps && source ? "waits for its data or " : "",
+                       sleeps ? "keeps a rate, that is the limit. Else m" : "M");
+        spdl__text_add(t, !source  ? "ake it cheaper, or split the row in two."
+                          : sleeps ? "ove the waiting into a stage."
+                                   : "ove work from the source to a stage.");
     } else {
-        if (stage->split_calls > 0 && spdl__stats_faults(s))
+        if (stage->split_calls > 0 &&
+            spdl__share(s->minor_faults * SPDL__FAULT_NS, s->process_ns) >
+                0.3 * spdl__share(spdl__stats_cpu(s), s->elapsed_ns))
             spdl__text_add(t, " It takes %.0f page faults for each item of the consumer: use "
                               "memory again, such as by spdl_buffer.",
                            spdl__share(s->minor_faults, s->delivered));
-        if (!spdl__verdict_settings(t, s, f)) spdl__verdict_next(t, s, f);
+        if (spdl__verdict_settings(t, s, f)) return;
+        spdl__text_add(t, " More calls at a time would gain less than 3 %%");
+        if (f->next == SPDL__BY_CORES)
+            spdl__text_add(t, ": %.2f of %.3g processors are used", f->used, s->cores_allowed);
+        spdl__text_add(t, f->next == SPDL__BY_WORKERS ? ": there can be no more workers." : ".");
     }
-}
-
-SPDL__COLD void spdl__verdict_of_none(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
-    const double load = 100 * spdl__stage_load(s, spdl__stats_busiest(s));
-    const double cores = s->cores_allowed;
-    if (f->short_calls)
-        spdl__text_add(t, "no call takes as long as handing an item on. Do more in one call, or "
-                          "pass batches.");
-    else if (f->used >= SPDL__FULL * cores && cores > 0)
-        spdl__text_add(t, "the processors are used up (%.2f of %.3g), mostly outside of the "
-                          "stages.", f->used + f->others, cores);
-    else if (s->workers_runnable_ns / (uint64_t)spdl__stats_threads(s) >
-             s->elapsed_ns / 5)
-        spdl__text_add(t, "the workers were ready for it, and waited for a processor. Use fewer "
-                          "workers, or stop other programs.");
-    else
-        spdl__text_add(t, "no stage was busy more than %.0f %% of the time. The limit is not "
-                          "known%s%s.", load, f->doctor ? "" : SPDL__ASK_DOCTOR,
-                       s->elapsed_ns / 50000 >= s->delivered
-                           ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
 }
 
 SPDL__COLD void spdl__verdict_of_room(spdl__text *t, const spdl_stats *s,
                                       const spdl__found *f, const char *called) {
-    const int row = f->is.stage, last = s->stage_count - 1;
-    const spdl_stage_stats *stage = &s->stage[row];
-    const double full = spdl__share(s->edge[row].put_wait_ns, s->edge[row].elapsed_ns);
+    const int row = f->is.stage;
+    const spdl_stage_stats *stage = &s->stage[f->late >= 0 ? f->late : row];
+    const bool sink = row == s->stage_count - 1 &&
+                      spdl__share(s->edge[row].put_wait_ns, s->edge[row].elapsed_ns) >= SPDL__ROOM;
     if (stage->kind == SPDL_KIND_FEED)
         spdl__text_add(t, "more came at once than its buffer_size.");
-    else if (row == last && full >= SPDL__ROOM)
-        spdl__text_add(t, "at other times results waited for a place in the sink, as its steps "
-                          "take %s (p50) to %s.",
-                       spdl__duration(t, (double)s->step_p50_ns),
-                       spdl__duration(t, (double)s->step_max_ns));
+    else if (f->late >= 0)
+        spdl__text_add(t, "finished items wait behind slower ones: calls of %s take %s (p50) to "
+                          "%s and leave in order.", spdl__stage_called(t, s, f->late),
+                       spdl__duration(t, (double)stage->p50_ns),
+                       spdl__duration(t, (double)stage->max_ns));
+    else if (sink)
+        spdl__text_add(t, "its steps are uneven, %s (p50) to %s, and the sink of %d does not "
+                          "bridge that.", spdl__duration(t, (double)s->step_p50_ns),
+                       spdl__duration(t, (double)s->step_max_ns), s->edge[row].buffer_size);
     else
         spdl__text_add(t, "rare slow calls of %s took up to %s, where half take %s, and held "
                           "back the rest.", called,
@@ -13940,16 +13945,27 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *t, const spdl_stats *s, const
                        stage->from ? "" : spdl__stage_does(stage),
                        !stage->from && spdl__stage_late(stage, stage->busy_ns / 2)
                            ? ", most of it in rare slow calls" : "",
-                       f->is.limit == SPDL_LIMIT_SERIAL && stage->alone
-                           ? ", one call at a time, as its row allows no more (.serial, .flush or "
-                             ".again)."
-                       : f->is.limit == SPDL_LIMIT_SERIAL && !stage->from
-                           ? ", one call at a time."
-                       : f->is.limit == SPDL_LIMIT_LOCK && !f->proven
-                           ? " on one processor at a time." : ".");
+                       f->is.limit != SPDL_LIMIT_SERIAL || stage->from ? "."
+                       : stage->alone ? ", one call at a time, as its row allows no more (.serial, "
+                                        ".flush or .again)."
+                                      : ", one call at a time.");
         spdl__verdict_cure(t, s, f);
         break;
-    default: spdl__verdict_of_none(t, s, f);
+    default:
+        if (f->short_calls)
+            spdl__text_add(t, "no call takes as long as handing an item on. %s, or pass batches.",
+                           s->edge[s->stage_count - 1].buffer_size < 32
+                               ? "Try .buffer_size = 32 in all rows and SPDL_SINK(32)"
+                               : "Do more in one call");
+        else if (f->used >= SPDL__FULL * s->cores_allowed && s->cores_allowed > 0)
+            spdl__text_add(t, "the processors are used up (%.2f of %.3g), mostly outside of the "
+                              "stages.", f->used + f->others, s->cores_allowed);
+        else
+            spdl__text_add(t, "no stage was busy more than %.0f %% of the time. The limit is not "
+                              "known%s%s.", 100 * spdl__stage_load(s, spdl__stats_busiest(s)),
+                           f->doctor ? "" : ": SPDL_DOCTOR=30 measures it",
+                           s->elapsed_ns / 50000 >= s->delivered ? ""
+                               : ", or try a larger buffer_size (16 to 64), as items are short");
     }
 }
 
@@ -13978,20 +13994,6 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *t, const spdl_stats *s, const 
     else
         spdl__text_add(t, "Nothing was %s.", sink->depth > 0    ? "taken, though answers are ready"
                        : feed->tasks == 0 ? "pushed" : "answered");
-}
-
-SPDL__COLD void spdl__verdict_of_fed(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
-    spdl__text_add(t, "Loading keeps up: the consumer waited %.1f %% of its time%s. ",
-                   100 * spdl__stats_waiting(s),
-                   spdl__stats_waiting(s) < SPDL__FED ? "" : ", with results there");
-    if (f->is.limit == SPDL_LIMIT_CONSUMER)
-        spdl__text_add(t, "spdl_headspace measures what its own steps lose to loading.");
-    else
-        spdl__text_add(t, "But for %.0f %% of its own steps other %s.", 100 * spdl__stats_harm(s),
-                       f->is.limit == SPDL_LIMIT_FOREIGN
-                           ? "programs had its processor: stop them, or give this program more"
-                           : "threads of this program had its processor: write .policy.polite, by "
-                             "which workers give way to it, or use fewer workers");
 }
 
 /* Calls that run longer than the interval, or much longer than all before; and the stage of which
@@ -14033,10 +14035,20 @@ SPDL__COLD void spdl__verdict(spdl__text *t, const spdl_stats *s, const spdl__fo
             spdl__text_add(t, "The consumer waited %.0f %% of its time: ", waiting);
         spdl__verdict_of_limit(t, s, f);
     } else {
-        spdl__verdict_of_fed(t, s, f);
+        spdl__text_add(t, "Loading keeps up: the consumer waited %.1f %% of its time%s. ", waiting,
+                       waiting < 100 * SPDL__FED ? "" : ", with results there");
+        if (f->is.limit == SPDL_LIMIT_CONSUMER)
+            spdl__text_add(t, "spdl_headspace measures what its own steps lose to loading.");
+        else
+            spdl__text_add(t, "But for %.0f %% of its own steps other %s.",
+                           100 * spdl__stats_harm(s), f->is.limit == SPDL_LIMIT_FOREIGN
+                               ? "programs had its processor: stop them, or give this program more"
+                               : "threads of this program had its processor: write "
+                                 ".policy.polite, by which workers give way to it, or use fewer "
+                                 "workers");
     }
     spdl__verdict_of_calls(t, s);
-    if (f->changed != NULL) spdl__text_add(t, " %s", f->changed);
+    if (f->change != NULL) spdl__text_add(t, " %s", f->change->text);
 }
 
 /* --- the table --- */
@@ -14048,7 +14060,7 @@ SPDL__COLD void spdl__stats_row(spdl__text *t, const spdl_stats *s, int i, bool 
     const uint64_t times[] = { stage->p50_ns, stage->p99_ns, stage->max_ns };
     const double waits = spdl__share(stage->exposed_ns + stage->exposed_idle_ns, s->wait_ns);
     const double runq = spdl__share(stage->runnable_ns, stage->busy_ns);
-    const double block = spdl__share(stage->blocked_ns, stage->busy_ns);
+    const double block = spdl__smaller(spdl__share(stage->blocked_ns, stage->busy_ns), 1);
     const bool calls = stage->kind == SPDL_KIND_SOURCE || stage->kind == SPDL_KIND_PIPE ||
                        stage->kind == SPDL_KIND_BRANCH;
     const bool split = stage->split_calls > 0 && stage->mean_ns >= 1000;
@@ -14069,22 +14081,19 @@ SPDL__COLD void spdl__stats_row(spdl__text *t, const spdl_stats *s, int i, bool 
                    limit && waits > 0.005 ? spdl__percent(t, spdl__smaller(waits, 1)) : "");
 }
 
-SPDL__COLD void spdl__stats_consumer(spdl__text *t, const spdl_stats *s) {
-    spdl__text_add(t, "  %-18s %4d %9llu %7s %7s %7s %7s %4s\n", "consumer", 1,
-                   (spdl__llu)s->delivered,
-                   spdl__rate(t, 1e9 * spdl__share(s->delivered, s->elapsed_ns)),
-                   spdl__duration(t, (double)s->step_p50_ns),
-                   spdl__duration(t, (double)s->step_p99_ns),
-                   spdl__duration(t, (double)s->step_max_ns),
-                   spdl__percent(t, 1 - spdl__stats_waiting(s)));
-}
-
 SPDL__COLD void spdl__stats_rows(spdl__text *t, const spdl_stats *s, int limit) {
     int i, k;
     spdl__text_add(t, "  stage              conc     tasks    rate     p50     p99     max"
                       " busy  cpu runq block ready waits\n");
     for (i = 0; i < s->stage_count; ++i) spdl__stats_row(t, s, i, i == limit);
-    if (!spdl__stats_pushed(s) && s->delivered > 0) spdl__stats_consumer(t, s);
+    if (!spdl__stats_pushed(s) && s->delivered > 0)
+        spdl__text_add(t, "  %-18s %4d %9llu %7s %7s %7s %7s %4s\n", "consumer", 1,
+                       (spdl__llu)s->delivered,
+                       spdl__rate(t, 1e9 * spdl__share(s->delivered, s->elapsed_ns)),
+                       spdl__duration(t, (double)s->step_p50_ns),
+                       spdl__duration(t, (double)s->step_p99_ns),
+                       spdl__duration(t, (double)s->step_max_ns),
+                       spdl__percent(t, 1 - spdl__stats_waiting(s)));
     for (i = 0; i < s->stage_count; ++i) {
         const spdl_stage_stats *stage = &s->stage[i];
         const uint64_t counts[] = { stage->failures, stage->skips, stage->freed };
@@ -14111,9 +14120,10 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *s, char *buffer, size_t bytes)
     return (int)t.length;
 }
 
-SPDL__COLD void spdl__stats_write(spdl__text *t, const spdl_stats *s, const char *changed) {
+SPDL__COLD void spdl__stats_write(spdl__text *t, const spdl_stats *s,
+                                  const spdl__change *change) {
     spdl__found f = spdl__find(s);
-    f.changed = changed;
+    f.change = change;
     spdl__verdict(t, s, &f);
     spdl__text_add(t, "\n");
     if (spdl__stats_pushed(s))
@@ -14158,6 +14168,13 @@ static const char *const spdl__limit_names[] = {
     "workers", "harm", "foreign", NULL
 };
 
+/* For "it was ...": a row follows "of". */
+static const char *const spdl__limit_words[] = {
+    "", "the consumer", "too few calls at a time of ", "the processors", "a lock in calls of ",
+    "the single call of ", "the small buffer of ", "the batch of ", "too few workers",
+    "harm to the consumer's steps", "other programs"
+};
+
 #define SPDL__OF spdl_finding
 static const spdl__field spdl__finding_fields[] = {
     SPDL__FIELD('e', limit, spdl__limit_names), SPDL__F('i', stage), SPDL__F('r', concurrency),
@@ -14168,8 +14185,9 @@ static const spdl__field spdl__finding_fields[] = {
 static const spdl__field spdl__stats_fields[] = {
     SPDL__F('i', workers), SPDL__F('b', next_works),
     SPDL__F3('u', elapsed_ns, delivered, first_item_ns), SPDL__F2('u', wait_ns, polls),
-    SPDL__F('h', workers_runnable_ns), SPDL__F3('u', step_ns, step_mean_ns, step_p50_ns),
-    SPDL__F3('u', step_p99_ns, step_max_ns, answer_wait_ns), SPDL__F('u', consumer_runnable_ns),
+    SPDL__F('h', workers_runnable_ns), SPDL__F('u', step_ns),
+    SPDL__F2('n', step_mean_ns, step_p50_ns), SPDL__F2('n', step_p99_ns, step_max_ns),
+    SPDL__F2('u', answer_wait_ns, consumer_runnable_ns),
     SPDL__F3('h', process_ns, process_cpu_ns, others_cpu_ns), SPDL__F('h', minor_faults),
     SPDL__FIELDS_END
 };
@@ -14179,8 +14197,8 @@ static const spdl__field spdl__stage_fields[] = {
     SPDL__F('s', name), SPDL__F('e', kind), SPDL__F2('i', concurrency, in_flight),
     SPDL__F2('n', call_ns, call_item), SPDL__F3('u', tasks, failures, skips),
     SPDL__F3('u', freed, busy_ns, exposed_ns), SPDL__F('h', exposed_idle_ns),
-    SPDL__F3('u', mean_ns, p50_ns, p90_ns), SPDL__F3('u', p99_ns, max_ns, cpu_ns),
-    SPDL__F3('u', runnable_ns, blocked_ns, split_calls), SPDL__FIELDS_END
+    SPDL__F3('n', mean_ns, p50_ns, p90_ns), SPDL__F2('n', p99_ns, max_ns),
+    SPDL__F2('u', cpu_ns, runnable_ns), SPDL__F2('u', blocked_ns, split_calls), SPDL__FIELDS_END
 };
 #undef SPDL__OF
 #define SPDL__OF spdl_edge_stats
@@ -14191,31 +14209,10 @@ static const spdl__field spdl__edge_fields[] = {
 };
 #undef SPDL__OF
 
-SPDL__COLD void spdl__json_interval(spdl__text *t, const spdl_interval *interval) {
-    spdl__text_add(t, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
-                   spdl__json_double(t, interval->value),
-                   interval->known ? spdl__json_double(t, interval->low) : "null",
-                   interval->known ? spdl__json_double(t, interval->high) : "null",
-                   interval->rounds);
-}
-
 SPDL__COLD uint64_t spdl__field_at(const void *stats, size_t at) {
     uint64_t value;
     memcpy(&value, (const char *)stats + at, sizeof(value));
     return value;
-}
-
-/* {"2":4} */
-SPDL__COLD void spdl__json_rows(spdl__text *t, const int *numbers) {
-    const char *before = "";
-    int i;
-    spdl__text_add(t, "{");
-    for (i = 0; i < SPDL_MAX_STAGES; ++i) {
-        if (numbers[i] == 0) continue;
-        spdl__text_add(t, "%s\"%d\":%d", before, i, numbers[i]);
-        before = ",";
-    }
-    spdl__text_add(t, "}");
 }
 
 /* An object without its last brace, after `before`. */
@@ -14223,7 +14220,8 @@ SPDL__COLD void spdl__json_fields(spdl__text *t, const char *before, const void 
                                   const spdl__field *field) {
     for (; field->name != NULL; ++field) {
         const void *at = (const char *)object + field->at;
-        int value; /* of an enum */
+        const spdl_interval *is;
+        int value, i; /* of an enum, or number of rows */
         if (field->type == 'h') continue;
         spdl__text_add(t, "%s\"%s\":", before, field->name);
         before = ",";
@@ -14234,10 +14232,23 @@ SPDL__COLD void spdl__json_fields(spdl__text *t, const char *before, const void 
             break;
         case 'd': spdl__text_add(t, "%s", spdl__json_double(t, *(const double *)at)); break;
         case 'i': spdl__text_add(t, "%d", *(const int *)at); break;
-        case 'r': spdl__json_rows(t, (const int *)at); break;
+        case 'r': /* {"2":4} */
+            spdl__text_add(t, "{");
+            for (value = i = 0; i < SPDL_MAX_STAGES; ++i)
+                if (((const int *)at)[i] != 0)
+                    spdl__text_add(t, "%s\"%d\":%d", value++ > 0 ? "," : "", i,
+                                   ((const int *)at)[i]);
+            spdl__text_add(t, "}");
+            break;
         case 'b': spdl__text_add(t, *(const bool *)at ? "true" : "false"); break;
         case 's': spdl__json_string(t, (const char *)at); break;
-        case 'v': spdl__json_interval(t, (const spdl_interval *)at); break;
+        case 'v':
+            is = (const spdl_interval *)at;
+            spdl__text_add(t, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
+                           spdl__json_double(t, is->value),
+                           is->known ? spdl__json_double(t, is->low) : "null",
+                           is->known ? spdl__json_double(t, is->high) : "null", is->rounds);
+            break;
         default:
             memcpy(&value, at, sizeof(value));
             spdl__json_string(t, field->words != NULL ? field->words[value]
@@ -14258,19 +14269,23 @@ SPDL__COLD void spdl__json_array(spdl__text *t, const char *name, const void *fi
 }
 
 /* Verdict and finding: the beginning of an object. */
-SPDL__COLD void spdl__json_verdict(spdl__text *t, const spdl_stats *s) {
-    const spdl__found f = spdl__find(s);
+SPDL__COLD void spdl__json_verdict(spdl__text *t, const spdl_stats *s,
+                                   const spdl__change *change) {
+    spdl__found f = spdl__find(s);
     char verdict[1024];
-    (void)spdl_stats_verdict(s, verdict, sizeof(verdict));
+    spdl__text words = spdl__text_start(verdict, sizeof(verdict));
+    f.change = change;
+    spdl__verdict(&words, s, &f);
     spdl__text_add(t, "{\"verdict\":");
     spdl__json_string(t, verdict);
     spdl__json_fields(t, ",\"finding\":{", &f.is, spdl__finding_fields);
     spdl__text_add(t, "}");
 }
 
-SPDL__COLD void spdl__json_stats(spdl__text *t, const spdl_stats *s) {
+SPDL__COLD void spdl__json_stats(spdl__text *t, const spdl_stats *s,
+                                 const spdl__change *change) {
     int i;
-    spdl__json_verdict(t, s);
+    spdl__json_verdict(t, s, change);
     spdl__json_fields(t, ",", s, spdl__stats_fields);
     spdl__text_add(t, ",\"stages\":[");
     for (i = 0; i < s->stage_count; ++i) {
@@ -14300,27 +14315,32 @@ SPDL__COLD void spdl__fields_subtract(void *to, const void *from, const spdl__fi
     }
 }
 
+SPDL_API void spdl_stats_since(spdl_stats *now, const spdl_stats *before) {
+    const uint64_t first = spdl__grown(before->elapsed_ns, now->first_item_ns);
+    int i;
+    spdl__fields_subtract(now, before, spdl__stats_fields);
+    if (before->first_item_ns == 0) now->first_item_ns = first;
+    for (i = 0; i < now->stage_count; ++i) {
+        spdl__fields_subtract(&now->stage[i], &before->stage[i], spdl__stage_fields);
+        spdl__fields_subtract(&now->edge[i], &before->edge[i], spdl__edge_fields);
+    }
+    spdl__stats_means(now);
+}
+
 /* Subtracts the last snapshot from `now`, which becomes the last one. */
 SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, const spdl_stats *now,
                                  spdl_stats *interval) {
-    const spdl_stats *last = &since->last;
     spdl__histogram times;
     int i;
     *interval = *now;
-    spdl__fields_subtract(interval, last, spdl__stats_fields);
-    if (last->first_item_ns == 0)
-        interval->first_item_ns = spdl__grown(last->elapsed_ns, now->first_item_ns);
+    spdl_stats_since(interval, &since->last);
     for (i = 0; i < interval->stage_count; ++i) {
-        spdl_stage_stats *stage = &interval->stage[i];
-        spdl__fields_subtract(stage, &last->stage[i], spdl__stage_fields);
-        spdl__fields_subtract(&interval->edge[i], &last->edge[i], spdl__edge_fields);
         spdl__row_times(p, i, &times);
         spdl__histogram_since(&since->times[i], &times);
-        spdl__stage_times(stage, &since->times[i]);
+        spdl__stage_times(&interval->stage[i], &since->times[i]);
         since->times[i] = times;
     }
     spdl__stats_steps_of(p, interval, &since->steps);
-    spdl__stats_means(interval);
     since->last = *now;
 }
 
@@ -14426,26 +14446,38 @@ typedef struct spdl__reporter {
     spdl__process_stats process; /* at the last report */
     spdl__since since;
     uint32_t often[(SPDL_LIMIT_FOREIGN + 1) * SPDL__LIMIT_ROWS]; /* intervals, by limit and row */
-    char changed[128]; /* sentence about them, or "" */
+    spdl__change change; /* of them; no text: none */
 } spdl__reporter;
 
+/* Counts the limit of the interval, and says which most intervals had. Where loading kept up there
+   was no limit to write settings for. */
 SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
     const spdl_finding is = spdl__find(&r->interval).is;
-    spdl__text t = spdl__text_start(r->changed, sizeof(r->changed));
-    uint32_t all = 0;
+    spdl__change *change = &r->change;
+    spdl__text t = spdl__text_start(change->text, sizeof(change->text));
+    uint32_t all = 0, fed = 0, limit = 0;
     int i, most = 0, row;
     if (is.limit != SPDL_LIMIT_NOT_KNOWN)
         ++r->often[(int)is.limit * SPDL__LIMIT_ROWS + is.stage + 1];
     for (i = 0; i < (SPDL_LIMIT_FOREIGN + 1) * SPDL__LIMIT_ROWS; ++i) {
+        const bool fits = i / SPDL__LIMIT_ROWS == SPDL_LIMIT_CONSUMER;
         all += r->often[i];
+        if (fits) fed += r->often[i];
+        else limit = r->often[i] > limit ? r->often[i] : limit;
         if (r->often[i] > r->often[most]) most = i;
     }
+    change->differ = limit < all - fed;
     if (all < 4 || r->often[most] >= all - all / 10) return; /* as good as always */
     row = most % SPDL__LIMIT_ROWS - 1;
-    spdl__text_add(&t, "The limit changed: in %u of %u intervals it was %s%s%s.",
-                   (unsigned)r->often[most], (unsigned)all,
-                   spdl__limit_names[most / SPDL__LIMIT_ROWS], row >= 0 ? " of " : "",
-                   row >= 0 ? spdl__stage_called(&t, &r->now, row) : "");
+    i = most / SPDL__LIMIT_ROWS;
+    spdl__text_add(&t, "The limit changed: in %u of %u intervals it was %s", r->often[most], all,
+                   spdl__limit_words[i]);
+    spdl__text_add(&t, "%s.", row >= 0 && strstr(spdl__limit_words[i], " of ") != NULL
+                                  ? spdl__stage_called(&t, &r->now, row) : "");
+}
+
+SPDL__COLD const spdl__change *spdl__report_change(const spdl__reporter *r) {
+    return r->change.text[0] != '\0' ? &r->change : NULL;
 }
 
 SPDL__COLD void spdl__json_head(spdl__text *t, const char *schema, const char *name) {
@@ -14478,9 +14510,9 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__json_head(&t, "spdl.stats.1", r->name);
     spdl__text_add(&t, ",\"run\":%llu,\"final\":%s,\"interval\":", (spdl__llu)(r->run / 1000),
                    final ? "true" : "false");
-    spdl__json_verdict(&t, &r->interval);
+    spdl__json_verdict(&t, &r->interval, NULL);
     spdl__text_add(&t, "},\"total\":");
-    spdl__json_stats(&t, &r->now);
+    spdl__json_stats(&t, &r->now, spdl__report_change(r));
     spdl__json_fields(&t, ",\"process\":{", &r->process, spdl__process_fields);
     spdl__text_add(&t, "}}\n");
     if (t.length < r->bytes)
@@ -14497,7 +14529,7 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
                                                 : final ? "ended after" : "at",
                    spdl__duration(&t, (double)r->now.elapsed_ns),
                    (spdl__llu)r->now.delivered);
-    if (final) spdl__stats_write(&t, &r->now, r->changed[0] != '\0' ? r->changed : NULL);
+    if (final) spdl__stats_write(&t, &r->now, spdl__report_change(r));
     else spdl__stats_write(&t, &r->interval, NULL);
     spdl__text_add(&t, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident\n",
                    spdl__share(r->interval.process_cpu_ns, r->interval.process_ns),
@@ -14509,17 +14541,6 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     if (reason == NULL) return;
     spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no more statistics on stderr: %s", reason);
     r->plan.desc.table = false;
-}
-
-SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
-    spdl_pipeline_stats(r->pipeline, &r->now);
-    spdl__process_read(&r->process);
-    spdl__since_take(r->pipeline, &r->since, &r->now, &r->interval);
-    spdl__report_limit(r);
-    if (r->plan.desc.report_fn != NULL)
-        r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
-    if (r->json_file != SPDL__NO_FILE) spdl__report_json(r, final);
-    if (r->plan.desc.table) spdl__report_show(r, final);
 }
 
 /* --- the thread --- */
@@ -14537,7 +14558,16 @@ SPDL__COLD void *spdl__report_main(void *arg) {
         const uint64_t now = spdl_time_ns();
         const bool final = (ended == 0 || ended != reported) &&
                            (quit || (ended != 0 && now >= report));
-        if (final || (ended == 0 && now >= report)) spdl__report_once(r, final);
+        if (final || (ended == 0 && now >= report)) {
+            spdl_pipeline_stats(r->pipeline, &r->now);
+            spdl__process_read(&r->process);
+            spdl__since_take(r->pipeline, &r->since, &r->now, &r->interval);
+            spdl__report_limit(r);
+            if (r->plan.desc.report_fn != NULL)
+                r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
+            if (r->json_file != SPDL__NO_FILE) spdl__report_json(r, final);
+            if (r->plan.desc.table) spdl__report_show(r, final);
+        }
         if (quit) return NULL;
         if (final) reported = ended;
         if (now >= report) report = now + every - (now - report) % every;
@@ -14844,6 +14874,12 @@ SPDL__COLD bool spdl__rounds_next(spdl__rounds *r, bool drop) {
     return r->round < SPDL__ROUNDS;
 }
 
+/* Returns true if the last round was dropped and is made again: at most as often as there are
+   others, as the load can change meanwhile. */
+SPDL__COLD bool spdl__rounds_again(const spdl__rounds *r) {
+    return r->round > 0 && r->dropped[r->round - 1] && 2 * r->drops <= r->round + 1;
+}
+
 /* Returns true if enough rounds remain without the dropped ones. Else all count. */
 SPDL__COLD bool spdl__rounds_clean(const spdl__rounds *r) {
     return r->round - r->drops >= SPDL__ROUNDS_LEAST || r->drops == 0;
@@ -15066,25 +15102,12 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     }
 }
 
-/* The share of the round in run queues: of a pipeline's busiest row, or of the caller. 1 for
-   another source that is waited for. */
-SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__stretch *live) {
-    const bool pipeline = h->desc->next == spdl_pipeline_next;
-    const double queued = spdl__share(live->queued_ns, live->spent_ns);
-    double waited = spdl__share(live->wait_ns, live->ns) < SPDL__FED ? 0 : 1;
-    if (pipeline) {
-        spdl_pipeline_stats((const spdl_pipeline *)h->desc->source, &h->stats);
-        waited = spdl__waiter_waited(&h->waiter, &h->stats);
-    }
-    return spdl__larger(queued, waited);
-}
-
 /* Measures each arm once. An incomplete round does not count. */
 SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     spdl__process_stats before;
     spdl__rounds *r = &h->rounds;
     spdl__stretch w[2];
-    double others, waited;
+    double others, waited; /* share of the round in run queues; 1: for another source */
     bool drop;
     int arm;
     spdl__process_read(&before);
@@ -15099,7 +15122,13 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     r->items[SPDL__STEPS][r->round] = w[SPDL__LIVE].steps;
     r->ns[SPDL__STEPS][r->round] = (double)(w[SPDL__LIVE].ns - w[SPDL__LIVE].wait_ns);
     others = spdl__foreign_since(&before);
-    waited = spdl__headspace_waited(h, &w[SPDL__LIVE]);
+    waited = spdl__share(w[SPDL__LIVE].wait_ns, w[SPDL__LIVE].ns) < SPDL__FED ? 0 : 1;
+    if (h->desc->next == spdl_pipeline_next) { /* of its busiest row */
+        spdl_pipeline_stats((const spdl_pipeline *)h->desc->source, &h->stats);
+        waited = spdl__waiter_waited(&h->waiter, &h->stats);
+    }
+    waited = spdl__larger(waited,
+                          spdl__share(w[SPDL__LIVE].queued_ns, w[SPDL__LIVE].spent_ns));
     drop = others > SPDL__OTHERS && waited >= SPDL__QUEUED;
     h->report->others = spdl__larger(h->report->others, others);
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
@@ -15137,11 +15166,11 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
     length = h->window_ns * 5 / 2 + spdl__min(h->window_ns, SPDL__WINDOW_GAPS * h->gap_ns);
     until = start + budget;
     while (h->result == SPDL_OK && (h->rounds.round < SPDL__ROUNDS) && now + length <= until) {
-        const int drops = h->rounds.drops;
         spdl__headspace_round(h);
         now = spdl_time_ns();
         length = (now - start - setup) / spdl__max((uint64_t)h->rounds.round, 1);
-        if (h->rounds.drops > drops) until = spdl__min(until + length, start + budget * 3 / 2);
+        if (spdl__rounds_again(&h->rounds))
+            until = spdl__min(until + length, start + budget * 3 / 2);
     }
     if (h->result == SPDL_OK)
         h->report->more_seconds =
@@ -15317,13 +15346,6 @@ SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe,
     else spdl__item_free(p, kept->item, kept->origin);
 }
 
-/* The place of a result in the sample, or SPDL__KEPT. */
-SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
-    const uint64_t seen = spdl__add(&probe->seen, 1);
-    const uint64_t place = seen < probe->most ? seen : spdl__mix(seen) % (seen + 1);
-    return place < probe->most ? place : SPDL__KEPT;
-}
-
 /* Keeps a copy of the result of an ordinary call. */
 SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *out) {
     spdl__probe *probe = &hand->probe[task->node->index];
@@ -15332,8 +15354,9 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
     spdl__item copy, old;
     uint64_t place;
     if (task->call.misused || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
-    place = spdl__kept_place(probe);
-    if (place == SPDL__KEPT) return;
+    place = spdl__add(&probe->seen, 1); /* in the sample */
+    if (place >= probe->most) place = spdl__mix(place) % (place + 1);
+    if (place >= probe->most) return;
     memset(&copy, 0, sizeof(copy));
     copy.origin = spdl__origin(0, passed ? tag : (unsigned)task->node->index);
     if (probe->bytes == 0)
@@ -15376,12 +15399,6 @@ SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, voi
     return *out != NULL ? SPDL_OK : SPDL_SKIP;
 }
 
-SPDL__COLD spdl_result spdl__probe_pass(spdl_task *task, void *token, void **out) {
-    if (task->node->in == NULL) task->call.buffer = token; /* as task_origin expects */
-    *out = token;
-    return SPDL_OK;
-}
-
 /* The function of all rows. */
 SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out) {
     spdl_pipeline *p = task->pipeline;
@@ -15398,8 +15415,13 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
     if (SPDL__UNLIKELY(cut >= 0)) {
         /* the time of an ordinary call */
         spdl__store_relaxed(&node->item_ns, spdl__load_relaxed(&probe->item_ns));
-        result = cut == node->index ? spdl__probe_copy(task, probe, out)
-                                    : spdl__probe_pass(task, source ? &hand->token[cut] : in, out);
+        if (cut == node->index) {
+            result = spdl__probe_copy(task, probe, out);
+        } else {
+            *out = source ? &hand->token[cut] : in;
+            if (source) task->call.buffer = *out; /* as task_origin expects */
+            result = SPDL_OK;
+        }
         if (source && result == SPDL_OK) /* a token has no number */
             spdl__store_relaxed(&node->made, node->made - 1);
         return result;
@@ -15452,17 +15474,6 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     return SPDL_OK;
 }
 
-/* Frees kept items after the last call of a row. */
-SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
-    int i, k;
-    for (i = 0; p->hand != NULL && i < p->count; ++i)
-        for (k = 0; k < SPDL__KEPT; ++k) {
-            spdl__probe *probe = &p->hand->probe[i];
-            spdl__kept_free(p, probe, &probe->kept[k]);
-            probe->kept[k].item = NULL;
-        }
-}
-
 /* With replay tokens can still be under way: rows keep their replacement. */
 SPDL__COLD void spdl__hand_leave(spdl_pipeline *p) {
     spdl__probe *probe = p->hand->probe;
@@ -15482,7 +15493,7 @@ SPDL__COLD void spdl__hand_leave(spdl_pipeline *p) {
 #define SPDL__SETTLE_NS 1e9  /* the most time before a window */
 #define SPDL__SLOWER 0.2     /* share by which calls are delayed */
 #define SPDL__BUSY_ROW 0.4   /* the least load of a row that is delayed */
-#define SPDL__FOLLOWS 0.97   /* throughput below this followed the delay */
+#define SPDL__FOLLOWS 0.92   /* throughput below this followed the delay */
 #define SPDL__HIDDEN (1.03 / (1 + SPDL__SLOWER)) /* above this it did not follow fully */
 
 typedef enum spdl__doctor_method {
@@ -15628,10 +15639,15 @@ SPDL__COLD uint32_t spdl__doctor_calls(const spdl__doctor *d, spdl__arm_kind kin
     return kind == SPDL__ARM_SETTINGS && calls > 0 ? (uint32_t)calls : d->limit[i];
 }
 
+/* Workers that the settings add. */
+SPDL__COLD int spdl__doctor_more(const spdl__doctor *d) {
+    return spdl__found_threads(&d->seen, &d->found) - spdl__stats_threads(&d->seen);
+}
+
 /* Makes the changes of an arm, and undoes all others. */
 SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__hand *hand = d->p->hand;
-    const bool tries = arm->kind == SPDL__ARM_SETTINGS && d->found.is.workers > 0;
+    const bool tries = arm->kind == SPDL__ARM_SETTINGS;
     int i;
     spdl__store_relaxed(&hand->cut_until, spdl_time_ns() + 20 * d->window_ns);
     spdl__store32(&hand->cut, arm->kind == SPDL__ARM_CUT ? (uint32_t)arm->row + 1 : 0);
@@ -15645,7 +15661,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
         spdl__store32(&node->limit, calls);
         spdl__wake_changed(d->p, node);
     }
-    spdl__doctor_open_workers(d, tries ? d->found.is.workers - d->report.workers
+    spdl__doctor_open_workers(d, tries ? spdl__doctor_more(d)
                                        : (int)spdl__load_relaxed32(&d->p->open));
     d->at = *arm;
     d->window.set = spdl_time_ns();
@@ -15688,8 +15704,8 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     ++d->report.rounds;
     d->report.dropped += drop;
     d->report.others_used = d->others / d->report.rounds;
-    if (drop) d->phase_ns = spdl__min(d->phase_ns + took, d->most_ns);
     room = spdl__rounds_next(&d->rounds, drop);
+    if (spdl__rounds_again(&d->rounds)) d->phase_ns = spdl__min(d->phase_ns + took, d->most_ns);
     spdl__process_read(&d->clocks);
     return room && now + took / 2 < d->phase_ns;
 }
@@ -15743,6 +15759,23 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
 }
 
+/* Reduces settings to those that the running pipeline can take, if some are left. */
+SPDL__COLD void spdl__doctor_reduce(spdl__doctor *d) {
+    spdl_finding *is = &d->found.is, advice = *is;
+    const int workers = d->report.workers + d->p->spare;
+    int i;
+    if (!d->plan.desc.raise || is->buffer_size > 0) return;
+    for (i = 0; i < d->p->count; ++i) {
+        int most = d->p->node[i].most;
+        if (spdl__stage_pooled(&d->seen, i) && most > workers + d->seen.next_works)
+            most = workers + d->seen.next_works;
+        if (is->concurrency[i] > most) is->concurrency[i] = most > (int)d->limit[i] ? most : 0;
+    }
+    if (is->workers > workers) is->workers = workers;
+    spdl__find_gain(&d->seen, &d->found);
+    if (!spdl__finding_has(is)) *is = advice;
+}
+
 /* Finds the limit, and the thread whose waits make rounds invalid. */
 SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
@@ -15753,6 +15786,7 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     d->found = spdl__find(&d->seen);
     d->found.doctor = true;
     d->found.raises = d->plan.desc.raise;
+    spdl__doctor_reduce(d);
     r->cores = d->seen.cores_allowed;
     r->cores_used = d->found.used;
     r->others_used = d->found.others;
@@ -15776,7 +15810,7 @@ SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
     for (i = 0; i < d->p->count; ++i)
         if (is->concurrency[i] > d->p->node[i].most) return false;
     return d->plan.desc.raise && spdl__finding_has(is) && is->buffer_size == 0 &&
-           is->workers <= d->report.workers + d->p->spare;
+           spdl__doctor_more(d) <= d->p->spare;
 }
 
 /* Arms for rows that can be replayed, then for the busiest others; at most three more than rows. */
@@ -15812,52 +15846,33 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
 SPDL__COLD void spdl__found_locks(spdl__found *f) {
     spdl__finding_clear(&f->is);
     f->is.limit = SPDL_LIMIT_LOCK;
-    f->proven = true;
-}
-
-/* The least factor by which the delay must slow a row without a lock. Idle time of its calls can
-   hide some delay. If the next limit is far and no rare slow call blocks others, only the load
-   counts. */
-SPDL__COLD double spdl__doctor_longer(const spdl__doctor *d, int i) {
-    const spdl_stage_stats *stage = &d->seen.stage[i];
-    const bool apart =
-        d->found.is.gain > 1 + SPDL__SLOWER && stage->max_ns < SPDL__TAIL * stage->p50_ns;
-    const double load = d->report.row[i].load;
-    return apart ? 1 + SPDL__SLOWER * load : (1 + SPDL__SLOWER) * load;
 }
 
 /* Corrects the finding by the ladder. Calls behind a lock hide a delay before it. A single call
-   cannot hide one, so a row that does is not the limit. */
+   cannot hide one, so a row that does is not the limit. `longer`: the least factor by which the
+   delay slows a row without a lock. Idle time of its calls can hide some of it. If the next limit
+   is far and no rare slow call blocks others, only the load counts. */
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     spdl__found *f = &d->found;
     const spdl__doctor_row *row;
-    bool follows, hides;
-    if (f->is.stage < 0 || (f->is.limit != SPDL_LIMIT_CONCURRENCY &&
-                            f->is.limit != SPDL_LIMIT_WORKERS && f->is.limit != SPDL_LIMIT_LOCK))
+    const spdl_stage_stats *stage;
+    double longer;
+    bool hides;
+    if (f->is.stage < 0 ||
+        (f->is.limit != SPDL_LIMIT_CONCURRENCY && f->is.limit != SPDL_LIMIT_WORKERS))
         return;
     row = &d->report.row[f->is.stage];
+    stage = &d->seen.stage[f->is.stage];
     if (row->method != SPDL__DOCTOR_SLOWED || !row->asleep.known) return;
-    follows = row->asleep.high < SPDL__FOLLOWS;
-    hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS - 0.05;
-    if (hides && row->concurrency > 1 &&
-        row->asleep.low * spdl__doctor_longer(d, f->is.stage) > 1.03) {
+    hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS;
+    longer = f->is.gain > 1 + SPDL__SLOWER && stage->max_ns < SPDL__TAIL * stage->p50_ns
+                 ? 1 + SPDL__SLOWER * row->load : (1 + SPDL__SLOWER) * row->load;
+    if (hides && row->concurrency > 1 && row->asleep.low * longer > 1.03) {
         spdl__found_locks(f);
-    } else if (f->is.limit == SPDL_LIMIT_LOCK && follows) {
-        f->is.limit = SPDL_LIMIT_CONCURRENCY;
-        spdl__find_settings(&d->seen, f, true);
     } else if (hides && row->concurrency == 1) {
         memset(&f->is, 0, sizeof(f->is));
         f->is.stage = -1;
-        f->proven = false;
     }
-}
-
-SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
-    d->rounds.arms = 2; /* two equal arms */
-    spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
-    spdl__doctor_say(d, "tries the settings of the verdict", seconds);
-    d->report.tried = true;
-    spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, seconds);
 }
 
 /* Ends the trial. Settings that help are kept. */
@@ -15873,8 +15888,7 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     if (r->kept) {
         for (i = 0; i < d->p->count; ++i)
             d->limit[i] = spdl__doctor_calls(d, SPDL__ARM_SETTINGS, i);
-        if (is->workers > 0)
-            spdl__store_relaxed32(&d->p->open, (uint32_t)(is->workers - r->workers));
+        spdl__store_relaxed32(&d->p->open, (uint32_t)spdl__doctor_more(d));
     } else if (is->stage >= 0 && r->row[is->stage].concurrency > 1 && promised > 0.1 &&
                r->measured.high - 1 < 0.4 * promised &&
                !spdl__stage_queued(&d->seen.stage[is->stage])) {
@@ -15895,6 +15909,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     }
     spdl__verdict(&t, &d->seen, &d->found);
     if (r->rounds > 0 && spdl__finding_has(&d->found.is) && d->found.is.stage >= 0 &&
+        d->found.measured == NULL &&
         r->row[d->found.is.stage].method == SPDL__DOCTOR_NO_METHOD && d->found.is.buffer_size == 0)
         spdl__text_add(&t, " The doctor cannot slow %s: it does not know whether its calls hold "
                            "each other up.",
@@ -15925,17 +15940,6 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                    path != NULL ? path : "stderr", reason);
 }
 
-SPDL__COLD void spdl__doctor_phase_ends(spdl__doctor *d) {
-    if (d->phase == SPDL__DOCTOR_OBSERVE) {
-        spdl__kept_close(d->p->hand);
-        spdl__doctor_look(d);
-    }
-    if (d->phase == SPDL__DOCTOR_TRIAL) spdl__doctor_tried(d);
-    if (d->phase != SPDL__DOCTOR_LADDER) return;
-    spdl__doctor_results(d);
-    spdl__doctor_doubts(d);
-}
-
 /* Restores all settings that are not kept, and writes the report. */
 SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0, NULL };
@@ -15945,7 +15949,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     d->phase = SPDL__DOCTOR_DONE;
     spdl__hand_leave(d->p);
     r->finding = d->found.is;
-    if (d->found.proven)
+    if (r->finding.limit == SPDL_LIMIT_LOCK)
         spdl__store_relaxed32(&d->p->node[r->finding.stage].locked_at, d->limit[r->finding.stage]);
     if (d->found.measured != NULL && !r->kept) spdl__finding_clear(&r->finding);
     r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
@@ -15972,18 +15976,33 @@ SPDL__COLD void spdl__doctor_observes(spdl__doctor *d, uint64_t now) {
     spdl__doctor_say(d, "observes", seconds);
 }
 
+/* Ends a phase. The next one follows, unless the items have ended. */
 SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
+    const spdl__doctor_phase phase = d->phase;
     double seconds = d->plan.desc.seconds;
-    spdl__doctor_phase_ends(d);
-    if (d->phase == SPDL__DOCTOR_OBSERVE) {
+    if (phase == SPDL__DOCTOR_OBSERVE) {
+        spdl__kept_close(d->p->hand);
+        spdl__doctor_look(d);
+    } else if (phase == SPDL__DOCTOR_LADDER) {
+        spdl__doctor_results(d);
+        spdl__doctor_doubts(d);
+    } else if (phase == SPDL__DOCTOR_TRIAL) {
+        spdl__doctor_tried(d);
+    }
+    if (d->ended || phase == SPDL__DOCTOR_TRIAL ||
+        (phase == SPDL__DOCTOR_LADDER && !spdl__doctor_may_try(d))) {
+        spdl__doctor_finish(d);
+    } else if (phase == SPDL__DOCTOR_OBSERVE) {
         spdl__doctor_ladder(d);
         seconds *= spdl__doctor_may_try(d) ? 0.5 : 0.85;
         spdl__doctor_say(d, "measures", seconds);
         spdl__doctor_phase_begins(d, SPDL__DOCTOR_LADDER, seconds);
-    } else if (d->phase == SPDL__DOCTOR_LADDER && spdl__doctor_may_try(d)) {
-        spdl__doctor_try(d, 0.35 * seconds);
     } else {
-        spdl__doctor_finish(d);
+        d->rounds.arms = 2; /* two equal arms */
+        spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
+        spdl__doctor_say(d, "tries the settings of the verdict", 0.35 * seconds);
+        d->report.tried = true;
+        spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, 0.35 * seconds);
     }
 }
 
@@ -15991,8 +16010,7 @@ SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_break_off(spdl__doctor *d) {
     if (d->phase == SPDL__DOCTOR_DONE) return;
     d->ended = true;
-    spdl__doctor_phase_ends(d);
-    spdl__doctor_finish(d);
+    spdl__doctor_goes_on(d);
 }
 
 SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
@@ -16045,20 +16063,12 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
 
 /* --- open and close --- */
 
-/* Returns false for a word that SPDL_DOCTOR cannot have. */
-SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
-    const double number = spdl__report_seconds(word);
-    if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
-    if (strcmp(word, "raise") == 0) return plan->desc.raise = true;
-    if (number != 1) plan->desc.seconds = number;
-    return number > 0 && number < 1e6;
-}
-
 /* Returns false without a doctor. */
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
     char room[SPDL__OS_VARIABLE], json[SPDL__OS_VARIABLE], word[64];
     const char *value = spdl__os_environment("SPDL_DOCTOR", room), *at = value;
+    double seconds;
     memset((void *)plan, 0, sizeof(*plan));
     if (desc != NULL) {
         plan->desc = *desc;
@@ -16072,7 +16082,14 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
     for (; desc == NULL && at != NULL; at = *at == ',' ? at + 1 : NULL) {
         const int length = (int)strcspn(at, ",");
         (void)snprintf(word, sizeof(word), "%.*s", length, at);
-        if (!spdl__doctor_word(plan, word)) {
+        seconds = spdl__report_seconds(word);
+        if (strcmp(word, "replay") == 0) {
+            plan->desc.replay = true;
+        } else if (strcmp(word, "raise") == 0) {
+            plan->desc.raise = true;
+        } else if (seconds > 0 && seconds < 1e6) {
+            if (seconds != 1) plan->desc.seconds = seconds;
+        } else {
             spdl__logf(logger, SPDL_LOG_WARN,
                        "SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
                        "nor replay or raise: no doctor", value, word);
@@ -16101,7 +16118,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->report.workers = workers;
     d->report.replays = plan->desc.replay;
     d->report.row_count = p->count;
-    d->found.is.stage = d->report.finding.stage = -1;
+    d->found.is.stage = d->found.late = d->report.finding.stage = -1;
     for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
     for (i = 0; i < SPDL__MAX_WORKERS; ++i) d->spare[i].d = d;
     p->doctor = d;
@@ -16119,10 +16136,15 @@ SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
 /* Runs when no call is left, except of a source that destroy does not wait for. */
 SPDL__COLD void spdl__doctor_empty(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
+    int i, k;
     if (d == NULL) return;
     for (; d->kept_count > 0; --d->kept_count)
         spdl__item_free(p, d->kept[d->kept_count - 1].item, d->kept[d->kept_count - 1].origin);
-    spdl__hand_empty(p);
+    for (i = 0; p->hand != NULL && i < p->count; ++i)
+        for (k = 0; k < SPDL__KEPT; ++k) {
+            spdl__kept_free(p, &p->hand->probe[i], &p->hand->probe[i].kept[k]);
+            p->hand->probe[i].kept[k].item = NULL;
+        }
 }
 
 SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
@@ -22042,14 +22064,6 @@ SPDL__RARE void spdl__span_end(spdl__track *track, uint64_t now) {
                         (uint64_t)(uintptr_t)track->span[depth].name);
 }
 
-SPDL__RARE void spdl__trace_value(spdl__track *track, const char *name, double value) {
-    const uint64_t now = spdl_time_ns();
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    if ((bits >> 52 & 0x7ff) != 0x7ff) /* JSON has no infinity */
-        spdl__trace_add(track, SPDL__RECORD_VALUE, 0, 0, now, bits, (uint64_t)(uintptr_t)name);
-}
-
 SPDL_API void spdl_trace_begin(spdl_task *task, const char *name) {
     spdl__trace *trace = task->pipeline->trace;
     if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_begin"))
@@ -22071,7 +22085,11 @@ SPDL_API void spdl_pipeline_trace_end(spdl_pipeline *p) {
 }
 
 SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *p, const char *name, double value) {
-    if (SPDL__TRACED(p->trace)) spdl__trace_value(&p->trace->track[p->workers], name, value);
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if (SPDL__TRACED(p->trace) && (bits >> 52 & 0x7ff) != 0x7ff) /* JSON has no infinity */
+        spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_VALUE, 0, 0, spdl_time_ns(),
+                        bits, (uint64_t)(uintptr_t)name);
 }
 
 #ifndef SPDL_NO_REPORT
@@ -22290,22 +22308,18 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* From 2 on the name ends with `copy`: "t-2.json". Returns false if the path is too long. */
-SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *path, int copy) {
-    const char *dot = strrchr(path, '.');
-    char number[16] = "";
-    if (dot == NULL || strpbrk(dot, SPDL__OS_SLASHES) != NULL) dot = path + strlen(path);
-    if (copy > 1) (void)snprintf(number, sizeof(number), "-%d", copy);
-    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", (int)(dot - path), path, number, dot) <
-           SPDL__PATH_BYTES;
-}
-
-/* Opens the file, or a numbered one while another pipeline has it. Returns NULL, or the error. */
+/* Opens the file, or while another pipeline has it one such as "t-2.json". Returns NULL, or the
+   error. */
 SPDL__COLD const char *spdl__trace_claim(const spdl_pipeline *p, const char *path) {
-    const char *failure = spdl__os_in_use;
+    const char *failure = spdl__os_in_use, *dot = strrchr(path, '.');
+    char number[16] = "";
     int copy;
+    if (dot == NULL || strpbrk(dot, SPDL__OS_SLASHES) != NULL) dot = path + strlen(path);
     for (copy = 1; failure == spdl__os_in_use && copy < 100; ++copy) {
-        if (!spdl__trace_path(p->trace->path, path, copy)) return "the name is too long";
+        if (copy > 1) (void)snprintf(number, sizeof(number), "-%d", copy);
+        if (snprintf(p->trace->path, SPDL__PATH_BYTES, "%.*s%s%s", (int)(dot - path), path, number,
+                     dot) >= SPDL__PATH_BYTES)
+            return "the name is too long";
         failure = spdl__os_file_open(&p->trace->file, p->trace->path, SPDL__OS_REPLACE, NULL);
     }
     if (failure == NULL && copy > 2)

@@ -81,7 +81,7 @@ awk '
 ' spdl.h >"$scratch/declarations"
 bound functions "$(grep -c '^functions' "$scratch/names")" 114
 bound macros "$(grep -c '^macros' "$scratch/names")" 38
-bound fields "$(grep -c '^fields' "$scratch/names")" 291
+bound fields "$(grep -c '^fields' "$scratch/names")" 292
 bound lines "$(wc -l <"$scratch/declarations")" 2450
 bound words "$(tr -s ' \t' '\n\n' <"$scratch/declarations" | grep '[A-Za-z0-9]' |
     grep -civ 'spdl__')" 17000

@@ -104,6 +104,22 @@ static void rounds_are_dropped(void) {
     }
 }
 
+/* Rounds that are dropped are made again, but not so often that the load of then is another. */
+static void rounds_are_made_again(void) {
+    spdl__rounds r;
+    int again = 0;
+    spdl__rounds_start(&r, 7, 2);
+    CHECK(!spdl__rounds_again(&r));
+    for (int i = 0; i < 40; ++i) {
+        spdl__rounds_next(&r, i >= 10);
+        again += spdl__rounds_again(&r);
+    }
+    CHECK_EQ(again, 11);
+    spdl__rounds_start(&r, 7, 2);
+    spdl__rounds_next(&r, true); /* the first one is */
+    CHECK(spdl__rounds_again(&r));
+}
+
 /* In 1000 draws 95 % has a spread of 7: 920 is four of them below. With few rounds it is a little
    less sure of itself than it says. */
 static void interval_holds_the_truth(void) {
@@ -212,6 +228,7 @@ static void windows_count_parts(void) {
 TEST_TABLE(compare) {
     TEST_CASE(roots_and_quantiles), TEST_CASE(ratios_are_of_sums),
     TEST_CASE(few_rounds_say_nothing), TEST_CASE(rounds_are_dropped),
+    TEST_CASE(rounds_are_made_again),
     TEST_CASE(an_arm_without_items),
     TEST_CASE(interval_holds_the_truth), TEST_CASE(comparisons_hold_together),
     TEST_CASE(orders_are_drawn_afresh), TEST_CASE(windows_are_longer_than_gaps),

@@ -1134,6 +1134,7 @@ static void spare_workers_work_when_they_are_tried(void) {
                                SPDL_PIPE(follow, .ctx = &slow, .concurrency = 2), SPDL_SINK(8));
     CHECK_EQ(p->spare, 2);
     CHECK(most_calls(p, &slow) <= 2);
+    p->doctor->seen.workers = 2;
     for (size_t i = 0; i < sizeof tries / sizeof tries[0]; ++i) {
         const spdl__arm settings = { SPDL__ARM_SETTINGS, -1, 0, NULL };
         const uint64_t begun = spdl_time_ns();
@@ -1149,7 +1150,7 @@ static void spare_workers_work_when_they_are_tried(void) {
 
 /* A trial of 4 calls and 4 workers, in place of 2, has come to so many times as many items. */
 static void trial_ends(spdl__doctor *d, double measured) {
-    d->report.row[1].concurrency = 2;
+    d->report.row[1].concurrency = d->seen.workers = 2;
     d->found.is.stage = 1;
     d->found.is.concurrency[1] = d->found.is.workers = 4;
     d->found.is.gain = 2;

@@ -168,27 +168,23 @@ static spdl__found doubted(spdl_limit limit, int concurrency, double load, doubl
 
 static void a_delay_that_costs_nothing_is_a_lock(void) {
     spdl__found f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.99, 1);
-    CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven && !spdl__finding_has(&f.is));
+    CHECK(f.is.limit == SPDL_LIMIT_LOCK && !spdl__finding_has(&f.is));
     f = doubted(SPDL_LIMIT_WORKERS, 4, 0.99, 0.97);
-    CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven);
+    CHECK(f.is.limit == SPDL_LIMIT_LOCK);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.99, 0.84); /* it follows */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY && f.is.concurrency[1] == 8);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.7, 1); /* it had time left */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.895, 1.01); /* but not that much */
-    CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven);
+    CHECK(f.is.limit == SPDL_LIMIT_LOCK);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.91, 0.93); /* it follows as far as it must */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
     f = doubted_of(SPDL_LIMIT_CONCURRENCY, 4, 0.83, 0.99, 2, 2); /* none of it was left */
-    CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven);
+    CHECK(f.is.limit == SPDL_LIMIT_LOCK);
     f = doubted_of(SPDL_LIMIT_CONCURRENCY, 4, 0.83, 0.99, 2, 20); /* slow calls hide it */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
     f = doubted_of(SPDL_LIMIT_WORKERS, 4, 0.4, 0.93, 2, 2); /* of all workers it has less */
     CHECK(f.is.limit == SPDL_LIMIT_WORKERS);
-    f = doubted(SPDL_LIMIT_LOCK, 4, 0.99, 0.84); /* what looked like one is none */
-    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY && f.is.concurrency[1] == 8 && !f.proven);
-    f = doubted(SPDL_LIMIT_LOCK, 4, 0.9, 0.945); /* neither: it may be one */
-    CHECK(f.is.limit == SPDL_LIMIT_LOCK && !f.proven);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.99, 0.9); /* on average it follows */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 1, 0.99, 1); /* nothing to wait for */
@@ -244,7 +240,7 @@ static void what_was_tried_is_said(void) {
     spdl__verdict_settings(&text, &s, &f);
     CHECK(says(buffer, " Write .concurrency = 2: measured 1.90x (1.8"));
     f = tried(2, 1, 0.02, 4); /* it should have helped */
-    CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven);
+    CHECK(f.is.limit == SPDL_LIMIT_LOCK);
     CHECK(!spdl__finding_has(&f.is) && f.is.gain == 0);
     f = tried(2, 1, 0.02, 1); /* a single call waits for nothing */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
@@ -332,6 +328,70 @@ static void settings_that_may_be_tried(void) {
     d.found.is.concurrency[0] = 2;
     d.found.is.buffer_size = 8; /* cannot change while it runs */
     CHECK(!spdl__doctor_may_try(&d));
+}
+
+/* An advice of 16 times as many calls is tried as far as the pipeline goes. */
+static void settings_are_reduced_to_those_that_can_be(void) {
+    static spdl__doctor d;
+    static spdl_pipeline p;
+    static spdl__node node[2];
+    spdl_stage_stats *stage = &d.seen.stage[1];
+    d.p = &p;
+    p.node = node;
+    p.count = 2;
+    p.spare = 2;
+    d.report.workers = d.seen.workers = 2;
+    d.seen.stage_count = 2;
+    d.seen.elapsed_ns = 1000000000;
+    d.seen.delivered = 100;
+    d.seen.stage[0].concurrency = node[0].most = 1;
+    d.seen.stage[0].busy_ns = 1000000;
+    stage->kind = SPDL_KIND_PIPE;
+    stage->concurrency = 1;
+    stage->busy_ns = stage->blocked_ns = 990000000;
+    d.limit[0] = d.limit[1] = 1;
+    for (int k = 0; k < 3; ++k) { /* by the row, by the threads, where workers are 0 */
+        node[1].most = k == 0 ? 2 : 9;
+        d.seen.next_works = d.seen.default_workers = k == 2;
+        memset(&d.found, 0, sizeof d.found);
+        d.found.is.stage = 1;
+        d.found.is.limit = SPDL_LIMIT_CONCURRENCY;
+        spdl__find_settings(&d.seen, &d.found, true);
+        CHECK_EQ(d.found.is.concurrency[1], 16);
+        d.plan.desc.raise = false; /* a doctor that only says it */
+        spdl__doctor_reduce(&d);
+        CHECK_EQ(d.found.is.concurrency[1], 16);
+        d.plan.desc.raise = true;
+        spdl__doctor_reduce(&d);
+        CHECK_EQ(d.found.is.concurrency[1], k == 0 ? 2 : k == 1 ? 4 : 5);
+        CHECK_EQ(d.found.is.workers, k == 2 ? 0 : 4);
+        CHECK(d.found.is.gain > (k == 0 ? 1.9 : 3.9) && d.found.is.gain < 5.1);
+        CHECK_EQ(spdl__doctor_more(&d), 2);
+    }
+    d.limit[1] = 5; /* nothing can be tried: the advice stays */
+    d.found.is.concurrency[1] = 16;
+    spdl__doctor_reduce(&d);
+    CHECK_EQ(d.found.is.concurrency[1], 16);
+    CHECK(!spdl__doctor_may_try(&d));
+}
+
+/* What it has tried and measured it does not doubt. */
+static void what_was_measured_is_not_doubted(void) {
+    static const spdl_interval gain = { 1.25, 1.23, 1.27, 9, true };
+    static spdl__doctor d;
+    d.seen.stage_count = d.report.row_count = 1;
+    d.seen.workers = 8;
+    d.seen.elapsed_ns = d.seen.wait_ns = 1000000000;
+    d.seen.delivered = 100;
+    d.seen.stage[0].concurrency = 8;
+    d.found.is.limit = SPDL_LIMIT_CONCURRENCY;
+    d.found.is.concurrency[0] = 11;
+    d.found.measured = &gain;
+    d.found.doctor = d.found.raises = true;
+    d.report.rounds = d.rounds.round = 9;
+    spdl__doctor_verdict(&d);
+    CHECK(says(d.report.verdict, "Write .concurrency = 11: measured 1.25x (1.23 to 1.27)."));
+    CHECK(!says(d.report.verdict, "cannot slow"));
 }
 
 /* --- whole examinations --- */
@@ -437,6 +497,8 @@ TEST_TABLE(doctor_text) {
     TEST_CASE(what_was_tried_is_said),
     TEST_CASE(what_was_not_measured_is_said),
     TEST_CASE(settings_that_may_be_tried),
+    TEST_CASE(settings_are_reduced_to_those_that_can_be),
+    TEST_CASE(what_was_measured_is_not_doubted),
     TEST_CASE(programs_that_sleep_are_healed),
     TEST_CASE(programs_with_a_lock_are_told),
     TEST_CASE(programs_without_workers_are_healed),

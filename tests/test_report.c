@@ -277,14 +277,17 @@ static void intervals_with_several_limits(void) {
         s->stage[0].busy_ns = i < 7 ? 950000000 : 1000000;
         s->stage[1].busy_ns = i < 7 ? 1000000 : 950000000;
         spdl__report_limit(&r);
-        CHECK_EQ(r.changed[0] != '\0', i > 6);
+        CHECK_EQ(spdl__report_change(&r) != NULL, i > 6);
     }
-    CHECK_STR(r.changed, "The limit changed: in 7 of 10 intervals it was concurrency of stage 0 "
-                         "'a'.");
-    out = spdl__text_start(text, sizeof text);
-    spdl__stats_write(&out, s, r.changed);
-    CHECK(says(text, "stage 1 'b' was busy 95 %") && says(text, r.changed));
-    CHECK(!says(text, "Write "));
+    CHECK_STR(r.change.text, "The limit changed: in 7 of 10 intervals it was too few calls at a "
+                             "time of stage 0 'a'.");
+    for (int json = 0; json < 2; ++json) { /* the table and the page have the same last word */
+        out = spdl__text_start(text, sizeof text);
+        if (json) spdl__json_verdict(&out, s, spdl__report_change(&r));
+        else spdl__stats_write(&out, s, spdl__report_change(&r));
+        CHECK(says(text, "was busy 95 %") && says(text, "The limit changed: in 7 of 10"));
+        CHECK(!says(text, "Write "));
+    }
     out = spdl__text_start(text, sizeof text);
     spdl__stats_write(&out, s, NULL);
     CHECK(says(text, "Write .concurrency = 2"));
@@ -294,7 +297,10 @@ static void intervals_with_several_limits(void) {
         s->step_ns = 1000000000 - s->wait_ns;
         spdl__report_limit(&r);
     }
-    CHECK_STR(r.changed, "The limit changed: in 7 of 10 intervals it was consumer.");
+    CHECK_STR(r.change.text, "The limit changed: in 7 of 10 intervals it was the consumer.");
+    out = spdl__text_start(text, sizeof text); /* the others agree on what to write */
+    spdl__stats_write(&out, s, spdl__report_change(&r));
+    CHECK(says(text, "Write .concurrency = 2") && says(text, "it was the consumer."));
 }
 
 /* Percentiles of an interval are those of its own calls. */
@@ -342,6 +348,34 @@ static void intervals_have_their_own_percentiles(void) {
     CHECK_EQ(part.stage[1].split_calls, 0);
     spdl_pipeline_destroy(p);
     free(since);
+}
+
+/* Any program can subtract: counters are those since then, and shares of them, too. */
+static void numbers_since_a_moment(void) {
+    static spdl_stats before, now, all;
+    double ms = 2;
+    spdl_pipeline_desc desc = { .workers = SPDL_INLINE };
+    spdl_pipeline *p;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(endless),
+                                                        SPDL_PIPE(slower, .ctx = &ms),
+                                                        SPDL_SINK(1))) == SPDL_OK);
+    spdl_pipeline_stats(p, &before);
+    for (int i = 0; i < 3; ++i) {
+        take(p, 4 + i);
+        spdl_pipeline_stats(p, &now);
+        all = now;
+        spdl_stats_since(&now, &before);
+        CHECK_EQ(now.delivered, 4 + i);
+        CHECK_EQ(now.stage[1].tasks, all.stage[1].tasks - before.stage[1].tasks);
+        CHECK_EQ(now.edge[1].items, all.edge[1].items - before.edge[1].items);
+        CHECK_EQ(now.elapsed_ns, all.elapsed_ns - before.elapsed_ns);
+        CHECK_EQ(now.first_item_ns == 0, i > 0);
+        CHECK_EQ(now.step_mean_ns, now.step_ns / now.delivered);
+        CHECK_EQ(now.stage[1].p50_ns, all.stage[1].p50_ns);
+        CHECK_EQ(now.step_max_ns, all.step_max_ns);
+        before = all;
+    }
+    spdl_pipeline_destroy(p);
 }
 
 /* An edge that is empty for a whole interval reads 0, and the wait that still runs is counted. */
@@ -479,8 +513,8 @@ static void json_of_the_largest_pipeline(void) {
         stats.stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
         stats.edge[i].readiness = 1;
     }
-    spdl__json_stats(&twice, &stats);
-    spdl__json_stats(&twice, &stats);
+    spdl__json_stats(&twice, &stats, NULL);
+    spdl__json_stats(&twice, &stats, NULL);
     CHECK(twice.length + 2048 < bytes);
     CHECK(json_skip(text) == text + twice.length / 2);
     free(text);
@@ -1124,6 +1158,7 @@ TEST_TABLE(report) {
     TEST_CASE(intervals_add_up),
     TEST_CASE(intervals_with_several_limits),
     TEST_CASE(intervals_have_their_own_percentiles),
+    TEST_CASE(numbers_since_a_moment),
     TEST_CASE(intervals_without_an_item),
     TEST_CASE(json_lines_are_what_the_schema_says),
     TEST_CASE(json_lines_of_several_pipelines),
