@@ -6666,7 +6666,7 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     int i;
     spdl__store32(&pool->quit, 1);
     spdl__full_barrier();
-    spdl__pool_wake_all(pool);
+    if (pool->worker != NULL) spdl__pool_wake_all(pool);
     for (i = 0; i < pool->threads; ++i) spdl__os_thread_end(&pool->worker[i].thread, true);
     for (i = 0; i < (int)pool->extras; ++i) {
         spdl__worker *worker = pool->extra[i];
