@@ -545,10 +545,10 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
    write device memory that this process can no longer use. A driver that is unloading (exit) is not
    waited for.
 
-   `lock` guards the copy stream (wait, copy and record belong together), the numbers and the list
-   of slabs, for a few calls that only enqueue or, after a failed call, wait. The loose stream and
-   that of outputs need no lock: calls of other threads between ours only make them wait for
-   more. */
+   `lock` guards the copy stream (wait, copy and record belong together), the numbers, the readers
+   of batches and the list of slabs, for a few calls that only enqueue or, after a failed call,
+   wait. The loose stream and that of outputs need no lock: calls of other threads between ours
+   only make them wait for more. */
 
 typedef struct spdl__cuda_transfer {
     void *event; /* of the copy */
@@ -565,7 +565,8 @@ typedef struct spdl__cuda_reader {
     int state;
 } spdl__cuda_reader;
 
-/* The holder of the batch writes the readers; free_slots passes them to the next sender. */
+/* The readers are written under lock or, if it is `lent`, by the iterator. free_slots passes them
+   to the next sender. */
 typedef struct spdl__cuda_slot {
     spdl_cuda_batch batch;
     uint64_t ticket;       /* a new one when it is FREE; any thread may read it */
@@ -1275,18 +1276,22 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
 }
 
 SPDL__PRIVATE spdl__cuda_slot *spdl__slot_of(const spdl_cuda_batch *batch) {
-    spdl__cuda_slot *slot = batch == NULL ? NULL : (spdl__cuda_slot *)batch->slot_;
+    spdl__cuda_slot *slot = (spdl__cuda_slot *)batch->slot_;
     return slot != NULL && spdl__load(&slot->ticket) == batch->ticket_ ? slot : NULL;
 }
 
-SPDL__PRIVATE spdl_result spdl__batch_check(const spdl_cuda_batch *batch, spdl__cuda_slot **slot,
-                                            const char *why) {
+/* Takes the lock if it returns SPDL_OK: several threads may use a batch, each on its stream. */
+SPDL__PRIVATE spdl_result spdl__batch_lock(const spdl_cuda_batch *batch, spdl__cuda_slot **slot,
+                                           const char *why) {
     spdl_result result;
     if (batch == NULL) return SPDL_E_INVALID;
     result = spdl__cuda_usable(batch->cuda);
     if (result != SPDL_OK) return result;
+    pthread_mutex_lock(&batch->cuda->lock);
     *slot = spdl__slot_of(batch);
-    return *slot != NULL ? SPDL_OK : spdl__cuda_invalid(batch->cuda, why);
+    if (*slot != NULL) return SPDL_OK;
+    pthread_mutex_unlock(&batch->cuda->lock);
+    return spdl__cuda_invalid(batch->cuda, why);
 }
 
 SPDL__PRIVATE spdl__cuda_reader *spdl__reader_of(spdl__cuda_slot *slot,
@@ -1345,20 +1350,26 @@ SPDL__PRIVATE spdl_result spdl__slot_ready(spdl_cuda *cuda, spdl__cuda_slot *slo
 
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream) {
     spdl__cuda_slot *slot = NULL;
-    const spdl_result result = spdl__batch_check(batch, &slot, "ready: the batch was done with");
-    return result == SPDL_OK ? spdl__slot_ready(batch->cuda, slot, stream, false) : result;
+    spdl_result result = spdl__batch_lock(batch, &slot, "ready: the batch was done with");
+    if (result != SPDL_OK) return result;
+    result = spdl__slot_ready(batch->cuda, slot, stream, false);
+    pthread_mutex_unlock(&batch->cuda->lock);
+    return result;
 }
 
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns) {
     spdl__cuda_slot *slot = NULL;
-    spdl_result result = spdl__batch_check(batch, &slot, "arrived: the batch was done with");
+    spdl_result result = spdl__batch_lock(batch, &slot, "arrived: the batch was done with");
     spdl_cuda *cuda;
+    uint64_t number;
     if (result != SPDL_OK) return result;
     cuda = batch->cuda;
-    if (slot->transfer < spdl__load(&cuda->reclaimed)) return SPDL_OK; /* pairs as in slot_wait */
-    result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, slot->transfer)->event,
+    number = slot->transfer;
+    pthread_mutex_unlock(&cuda->lock);
+    if (number < spdl__load(&cuda->reclaimed)) return SPDL_OK; /* pairs as in slot_wait */
+    result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, number)->event,
                               spdl__deadline(timeout_ns), true);
-    if (result == SPDL_OK) spdl__cuda_reap_until(cuda, slot->transfer + 1);
+    if (result == SPDL_OK) spdl__cuda_reap_until(cuda, number + 1);
     return result;
 }
 
@@ -1390,32 +1401,44 @@ SPDL__PRIVATE void spdl__slot_end(spdl_cuda *cuda, spdl__cuda_slot *slot) {
     spdl__slot_retire(cuda, slot);
 }
 
-SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream handle) {
+/* Under lock: another thread may be done on its stream. */
+SPDL__PRIVATE spdl_result spdl__slot_done(spdl_cuda *cuda, spdl__cuda_slot *slot,
+                                          spdl_cuda_stream handle) {
     const spdl__cuda_reader stream = spdl__stream_of(handle);
-    spdl__cuda_slot *slot = NULL;
     spdl__cuda_reader *reader;
-    spdl_result result = spdl__batch_check(batch, &slot, "done: the batch was done with");
+    spdl_result result;
     int i;
-    if (result != SPDL_OK) return result;
     if (slot->lent)
-        return spdl__cuda_invalid(batch->cuda,
+        return spdl__cuda_invalid(cuda,
                                   "done: the batch is the iterator's, which does that itself");
     reader = spdl__reader_of(slot, &stream);
     if (reader == NULL || reader->state != SPDL__READER_READING)
-        return spdl__cuda_invalid(batch->cuda, "done: the batch was not made ready on this stream");
-    result = spdl__work_record(batch->cuda, reader);
+        return spdl__cuda_invalid(cuda, "done: the batch was not made ready on this stream");
+    result = spdl__work_record(cuda, reader);
     if (result != SPDL_OK) return result;
     for (i = 0; i < SPDL_CUDA_MAX_READERS; ++i)
         if (slot->reader[i].state == SPDL__READER_READING) return SPDL_OK;
-    spdl__slot_retire(batch->cuda, slot);
+    spdl__slot_retire(cuda, slot);
     return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream stream) {
+    spdl__cuda_slot *slot = NULL;
+    spdl_result result = spdl__batch_lock(batch, &slot, "done: the batch was done with");
+    if (result != SPDL_OK) return result;
+    result = spdl__slot_done(batch->cuda, slot, stream);
+    pthread_mutex_unlock(&batch->cuda->lock);
+    return result;
 }
 
 SPDL_API void spdl_cuda_batch_free(void *batch) {
     spdl_cuda_batch *given = (spdl_cuda_batch *)batch;
-    spdl__cuda_slot *slot = spdl__slot_of(given);
-    if (slot == NULL || slot->lent || spdl__cuda_usable(given->cuda) != SPDL_OK) return;
-    spdl__slot_end(given->cuda, slot);
+    spdl__cuda_slot *slot;
+    if (given == NULL || spdl__cuda_usable(given->cuda) != SPDL_OK) return;
+    pthread_mutex_lock(&given->cuda->lock);
+    slot = spdl__slot_of(given);
+    if (slot != NULL && !slot->lent) spdl__slot_end(given->cuda, slot);
+    pthread_mutex_unlock(&given->cuda->lock);
 }
 
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes) {

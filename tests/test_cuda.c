@@ -206,6 +206,55 @@ static void several_streams_read_a_batch(void) {
     finish();
 }
 
+typedef struct pair {
+    spdl_cuda_batch batch;
+    void *stream[2];
+    pthread_barrier_t meet;
+} pair;
+
+/* Reads the batch of each round on its stream. */
+static void *reads_in_turns(void *arg) {
+    pair *p = (pair *)arg;
+    uint64_t round;
+    for (round = 0; round < ROUNDS; ++round) {
+        pthread_barrier_wait(&p->meet);
+        CHECK_EQ(spdl_cuda_ready(&p->batch, p->stream[1]), SPDL_OK);
+        flow_read(&p->batch, p->stream[1], round);
+        pthread_barrier_wait(&p->meet);
+        CHECK_EQ(spdl_cuda_done(&p->batch, p->stream[1]), SPDL_OK);
+        pthread_barrier_wait(&p->meet);
+    }
+    return NULL;
+}
+
+/* Each thread with a stream of its own: the last one returns the slot, once. */
+static void threads_share_a_batch(void) {
+    spdl_cuda *cuda = open_small(2);
+    pthread_t thread;
+    uint64_t round;
+    pair p;
+    int i;
+    for (i = 0; i < 2; ++i) p.stream[i] = kit_stream(false);
+    REQUIRE(pthread_barrier_init(&p.meet, NULL, 2) == 0);
+    REQUIRE(pthread_create(&thread, NULL, reads_in_turns, &p) == 0);
+    for (round = 0; round < ROUNDS; ++round) {
+        p.batch = sent(cuda, round);
+        pthread_barrier_wait(&p.meet);
+        CHECK_EQ(spdl_cuda_ready(&p.batch, p.stream[0]), SPDL_OK);
+        flow_read(&p.batch, p.stream[0], round);
+        pthread_barrier_wait(&p.meet);
+        CHECK_EQ(spdl_cuda_done(&p.batch, p.stream[0]), SPDL_OK);
+        pthread_barrier_wait(&p.meet);
+        CHECK_EQ(flow_stats(cuda).device_free, 2);
+    }
+    pthread_join(thread, NULL);
+    pthread_barrier_destroy(&p.meet);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    for (i = 0; i < 2; ++i) kit_stream_free(p.stream[i]);
+    finish();
+}
+
 /* Slots in memory of the caller; each has its number and its place for good. */
 static void device_memory_may_be_the_callers(void) {
     spdl_cuda_desc desc = flow_desc(FLOW_SLOT);
@@ -1692,6 +1741,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(any_other_order_is_refused),
     TEST_CASE(a_stream_reads_a_batch_once),
     TEST_CASE(several_streams_read_a_batch),
+    TEST_CASE(threads_share_a_batch),
     TEST_CASE(device_memory_may_be_the_callers),
     TEST_CASE(full_slots_are_back_pressure),
 #ifndef CUDA_REAL
