@@ -1066,6 +1066,18 @@ SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadli
     return result;
 }
 
+/* Reclaims the copies that are done. */
+SPDL__PRIVATE spdl_result spdl__cuda_reap_done(spdl_cuda *cuda) {
+    spdl_result result = SPDL_OK;
+    bool done = true;
+    while (result == SPDL_OK && done && spdl__cuda_in_flight(cuda) > 0) {
+        const uint64_t oldest = spdl__load(&cuda->reclaimed);
+        result = spdl__event_ask(cuda, spdl__cuda_transfer_of(cuda, oldest)->event, &done);
+        if (done) spdl__cuda_reap_until(cuda, oldest + 1);
+    }
+    return result;
+}
+
 SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
     spdl_result result = SPDL_OK;
     while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0) {
@@ -1087,22 +1099,26 @@ SPDL__PRIVATE void spdl__cuda_stalled(spdl_cuda *cuda, const char *what) {
                (int)spdl__cuda_in_flight(cuda));
 }
 
-/* Pops from a ring of free slots, which is closed when the device is lost. */
+/* Pops from a ring of free slots, which is closed when the device is lost. Who gives a slot back may
+   wait for the memory of a copy: while copies run it wakes up to release that. */
 SPDL__PRIVATE spdl_result spdl__free_pop(spdl_cuda *cuda, spdl_ring *ring, void *pointer,
                                          const char *what, uint64_t deadline) {
-    const int64_t second = 1000000000;
+    const uint64_t second = 1000000000, slice_ns = 200000;
     spdl_result result = spdl_ring_try_pop(ring, pointer);
-    int64_t left = spdl__time_left(deadline);
-    uint64_t start;
-    if (result == SPDL_EMPTY && left == 0) return SPDL_TIMEOUT;
-    if (result != SPDL_EMPTY) return result == SPDL_CLOSED ? SPDL_E_CUDA_LOST : result;
-    start = spdl_time_ns();
-    result = spdl_ring_pop(ring, pointer, left < 0 || left > second ? second : left);
-    if (result == SPDL_TIMEOUT && (left < 0 || left > second)) {
-        spdl__cuda_stalled(cuda, what);
-        result = spdl_ring_pop(ring, pointer, spdl__time_left(deadline));
+    uint64_t start, now, until;
+    if (result == SPDL_OK) return result;
+    now = start = spdl_time_ns();
+    while (result == SPDL_EMPTY || result == SPDL_TIMEOUT) {
+        const spdl_result reaped = spdl__cuda_reap_done(cuda);
+        if (reaped != SPDL_OK) return reaped;
+        if (now >= deadline) return SPDL_TIMEOUT;
+        if (now - start >= second) spdl__cuda_stalled(cuda, what);
+        until = now - start >= second ? deadline : spdl__min(deadline, start + second);
+        if (spdl__cuda_in_flight(cuda) > 0) until = spdl__min(until, now + slice_ns);
+        result = spdl_ring_pop(ring, pointer, spdl__time_left(until));
+        spdl__add(&cuda->wait_slot_ns, spdl_time_ns() - now);
+        now = spdl_time_ns();
     }
-    spdl__add(&cuda->wait_slot_ns, spdl_time_ns() - start);
     return result == SPDL_CLOSED ? SPDL_E_CUDA_LOST : result;
 }
 
@@ -1262,16 +1278,10 @@ SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
 
 SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
     spdl_result result = spdl__cuda_usable(cuda);
-    bool done = true;
     if (result != SPDL_OK) return result;
     if (spdl__cuda_in_flight(cuda) == 0) return SPDL_EMPTY;
     result = spdl__cuda_await_copy(cuda, spdl__deadline(timeout_ns), false);
-    while (result == SPDL_OK && done && spdl__cuda_in_flight(cuda) > 0) {
-        const uint64_t oldest = spdl__load(&cuda->reclaimed);
-        void *event = spdl__cuda_transfer_of(cuda, oldest)->event;
-        if (spdl__event_ask(cuda, event, &done) != SPDL_OK) break; /* the next call returns it */
-        if (done) spdl__cuda_reap_until(cuda, oldest + 1);
-    }
+    if (result == SPDL_OK) (void)spdl__cuda_reap_done(cuda); /* the next call returns a failure */
     return result;
 }
 

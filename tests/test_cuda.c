@@ -589,6 +589,32 @@ static void arenas_are_read_where_they_are(void) {
 
 static void count_release(void *item) { ++*(int *)item; }
 
+/* Who gives the slots back may wait for this memory. */
+static void a_send_that_waits_releases_memory(void) {
+    spdl_cuda *cuda = open_small(2);
+    void *stream = kit_stream(false), *data = NULL;
+    spdl_cuda_view view = { .bytes = FLOW_SLOT, .release = count_release };
+    spdl_cuda_batch batch[2], third;
+    int released = 0, i;
+    CHECK_EQ(cudaHostAlloc(&data, FLOW_SLOT, cudaHostAllocDefault), cudaSuccess);
+    view.data = data;
+    view.item = &released;
+    kit_fill(data, FLOW_SLOT, 5);
+    for (i = 0; i < 2; ++i) {
+        CHECK_EQ(spdl_cuda_send(cuda, &view, &batch[i], SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_cuda_ready(&batch[i], stream), SPDL_OK);
+        flow_read(&batch[i], stream, 5);
+    }
+    CHECK_EQ(kit_wrong(), 0); /* both copies are done */
+    CHECK_EQ(spdl_cuda_send(cuda, &view, &third, SPDL_SECONDS(0.01)), SPDL_TIMEOUT);
+    CHECK_EQ(released, 2);
+    for (i = 0; i < 2; ++i) CHECK_EQ(spdl_cuda_done(&batch[i], stream), SPDL_OK);
+    spdl_cuda_close(cuda);
+    CHECK_EQ(cudaFreeHost(data), cudaSuccess);
+    kit_stream_free(stream);
+    finish();
+}
+
 /* Sent as it is, told once, and released like any other. */
 static void other_memory_is_sent_slower(void) {
     unsigned char *data = (unsigned char *)malloc(FLOW_SLOT);
@@ -1758,6 +1784,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(streams_of_other_contexts_are_refused),
 #endif
     TEST_CASE(arenas_are_read_where_they_are),
+    TEST_CASE(a_send_that_waits_releases_memory),
     TEST_CASE(other_memory_is_sent_slower),
     TEST_CASE(memory_that_others_pinned_is_known),
     TEST_CASE(two_adopt_one_arena),
