@@ -310,7 +310,7 @@ typedef struct spdl_cuda_iter spdl_cuda_iter;
 /* Opens an iterator with an spdl_cuda of its own, on the device of the calling thread. With
    spdl_loader_next_fn it adopts the arena of the loader, and ignores item_bytes. With any other
    next function the items are batches in place, of `item_bytes` an item. The slots have the size of
-   the first batch.
+   a full batch.
    Returns: the result of `next` (SPDL_END: no item), or as spdl_cuda_open, with *error.
    Blocks:  until the first item is there.
    Owns:    the caller destroys *iter before the source. */
@@ -1494,7 +1494,8 @@ SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error) {
     if (cuda == NULL) return;
     if (cuda->process != (long)getpid()) { /* threads of the parent may hold its locks */
         (void)spdl__error_set(error, SPDL_E_CUDA_FORKED,
-                              "cuda: opened before a fork: the child has to open its own");
+                              "cuda: opened before a fork: the child of a process that uses CUDA "
+                              "cannot use it; fork before the first spdl_cuda, or exec");
         return;
     }
     pthread_mutex_lock(&cuda->error_lock);
@@ -2224,8 +2225,8 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
                                spdl_result_text(result));
     if (item == NULL)
         return spdl__error_set(error, SPDL_E_INVALID, "cuda: iterator: the first item is NULL");
-    bytes = loader ? ((const spdl_loader_batch *)item)->bytes
-                   : ((const spdl_batch *)item)->count * item_bytes;
+    if (loader) spdl_loader_arena((const spdl_loader *)source, NULL, NULL, &bytes);
+    else bytes = ((const spdl__batch *)item)->pool->block_bytes; /* the item may be a short one */
     result = spdl__iter_open_for(iter, &desc, item, bytes);
     if (result != SPDL_OK) desc.free_item(item);
     return result;

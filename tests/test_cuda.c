@@ -1348,6 +1348,60 @@ static void a_loader_in_one_call(void) {
     finish();
 }
 
+SPDL_FN(short_item, void, void) {
+    const uint64_t n = spdl_sequence(task);
+    if (n == 40) return SPDL_END;
+    *out = spdl_buffer(task);
+    if (*out == NULL) return SPDL_E_NOMEM;
+    kit_fill(*out, ITEM, n);
+    return SPDL_OK;
+}
+
+/* Batches of 32 and 8 items in each epoch; the first one that the iterator gets is of 8. */
+static void short_batches_first(spdl_next_fn next, void *source) {
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    void *stream = kit_stream(false);
+    int n = 0;
+    REQUIRE(spdl_cuda_iter_open(&it, next, source, ITEM, &error) == SPDL_OK);
+    while (n < 6) {
+        const spdl_result result = spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER);
+        if (result == SPDL_END) continue;
+        REQUIRE(result == SPDL_OK);
+        CHECK_EQ(batch.bytes, n % 2 == 0 ? 8 * ITEM : 32 * ITEM);
+        kit_check(stream, batch.data, ITEM, n % 2 == 0 ? 32 : 0);
+        ++n;
+    }
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_iter_destroy(it);
+    kit_stream_free(stream);
+}
+
+static void the_first_batch_may_be_short(void) {
+    const spdl_loader_desc loader_desc = { .pipeline = { .workers = 1 }, .slot_count = 6,
+                                           .fork_with_threads = true };
+    const spdl_pipeline_desc desc = { .workers = 1 };
+    spdl_loader *loader = NULL;
+    spdl_pipeline *p = NULL;
+    void *first;
+    REQUIRE(spdl_loader_open(&loader, &loader_desc, SPDL_STAGES(
+        SPDL_SOURCE(short_item, .continuous = true), SPDL_BATCH(32, .item_bytes = ITEM),
+        SPDL_SINK(2))) == SPDL_OK);
+    REQUIRE(spdl_loader_next_fn(loader, &first, SPDL_FOREVER) == SPDL_OK);
+    spdl_loader_batch_free(first);
+    short_batches_first(spdl_loader_next_fn, loader);
+    spdl_loader_close(loader);
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(short_item, .continuous = true), SPDL_BATCH(32, .item_bytes = ITEM),
+        SPDL_SINK(2))) == SPDL_OK);
+    REQUIRE(spdl_pipeline_next(p, &first, SPDL_FOREVER) == SPDL_OK);
+    spdl_batch_free(first);
+    short_batches_first(spdl_pipeline_next, p);
+    spdl_pipeline_destroy(p);
+    finish();
+}
+
 static spdl_result next_fails(void *source, void **item, int64_t timeout_ns) {
     (void)item, (void)timeout_ns;
     return *(spdl_result *)source;
@@ -1366,7 +1420,8 @@ static void what_cannot_be_opened_is_told(void) {
     CHECK_EQ(spdl_cuda_iter_open(&it, next_fails, &ends, ITEM, &error), SPDL_END);
     CHECK(strstr(error.text, "first item") != NULL);
     REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 1 }, SPDL_STAGES(
-        SPDL_SOURCE(plain_source), SPDL_BATCH(2), SPDL_SINK(2))) == SPDL_OK);
+        SPDL_SOURCE(place_source), SPDL_PIPE(place_item), SPDL_BATCH(ITEMS, .item_bytes = ITEM),
+        SPDL_SINK(2))) == SPDL_OK);
     CHECK_EQ(setenv("SPDL_LIBCUDA", "/nothing/libcuda.so", 1), 0);
     CHECK_EQ(spdl_cuda_iter_open(&it, spdl_pipeline_next, p, ITEM, &error), SPDL_E_NOT_FOUND);
     CHECK(it == NULL && strstr(error.text, "driver") != NULL);
@@ -1595,7 +1650,7 @@ static int uses_it_in_a_child(void *arg) {
     CHECK_EQ(spdl_cuda_iter_hold(f->it, 1), SPDL_E_CUDA_FORKED);
     spdl_cuda_error(f->cuda, &error);
     CHECK_EQ(error.result, SPDL_E_CUDA_FORKED);
-    CHECK(strstr(error.text, "fork") != NULL);
+    CHECK(strstr(error.text, "cannot use it") != NULL);
     CHECK_EQ(flow_stats(f->cuda).batches, 0); /* those are the parent's */
     CHECK_EQ(flow_stats(f->cuda).device_free, 0);
     CHECK(flow_block(f->cuda) == NULL);
@@ -1800,6 +1855,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(an_iterator_for_each_stream),
     TEST_CASE(an_iterator_may_end_unused),
     TEST_CASE(a_loader_in_one_call),
+    TEST_CASE(the_first_batch_may_be_short),
     TEST_CASE(what_cannot_be_opened_is_told),
     TEST_CASE(iterates_inline),
     TEST_CASE(an_iterator_needs_a_right_desc),
