@@ -603,6 +603,7 @@ struct spdl_cuda {
     bool nap_made;
     int device, handle, numa_node;
     long process;
+    uint32_t *ours; /* 1, on a page that a fork clears: getpid is a system call; NULL: none */
     void *context;             /* primary */
     void *stream, *loose, *back; /* copies to the device; those of pageable memory; back */
     uint64_t memory;           /* of outputs, and of device slots without desc.device_memory */
@@ -683,9 +684,13 @@ SPDL__PRIVATE spdl_result spdl__cuda_invalid(spdl_cuda *cuda, const char *why) {
     return spdl__cuda_refuse(cuda, SPDL_E_INVALID, why);
 }
 
+SPDL__PRIVATE bool spdl__cuda_forked(const spdl_cuda *cuda) {
+    return cuda->ours != NULL ? *cuda->ours == 0 : cuda->process != (long)getpid();
+}
+
 SPDL__PRIVATE spdl_result spdl__cuda_usable(const spdl_cuda *cuda) {
     if (cuda == NULL) return SPDL_E_INVALID;
-    if (cuda->process != (long)getpid()) return SPDL_E_CUDA_FORKED;
+    if (spdl__cuda_forked(cuda)) return SPDL_E_CUDA_FORKED;
     return spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : SPDL_OK;
 }
 
@@ -960,7 +965,7 @@ SPDL__PRIVATE void *spdl__cuda_alloc(size_t bytes, size_t align, void *user) {
 
 SPDL__PRIVATE void spdl__cuda_free(void *memory, size_t bytes, void *user) {
     spdl_cuda *cuda = (spdl_cuda *)user;
-    const bool child = cuda->process != (long)getpid(); /* without slabs */
+    const bool child = spdl__cuda_forked(cuda); /* without slabs */
     spdl__cuda_slab *slab;
     if (!child) pthread_mutex_lock(&cuda->lock);
     slab = cuda->slabs; /* other memory may be in an adopted one */
@@ -1128,6 +1133,7 @@ typedef struct spdl__cuda_sending {
     const spdl__cuda_slab *slab; /* of this spdl_cuda, or NULL */
     bool pinned;                 /* by anyone */
     bool copied;                 /* on the loose stream */
+    bool whole;                  /* in one registration of others */
 } spdl__cuda_sending;
 
 /* In a scope: E3 on a stream, then the copy, which is cut where a registration ends. */
@@ -1142,7 +1148,7 @@ SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_s
         if (s->slot->reader[i].state == SPDL__READER_DONE)
             result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (stream, s->slot->reader[i].event, 0));
     for (; left > 0 && result == SPDL_OK; from += bytes, to += bytes, left -= bytes) {
-        bytes = s->pinned ? spdl__pinned_span(cuda, s->slab, from) : left;
+        bytes = s->pinned && !s->whole ? spdl__pinned_span(cuda, s->slab, from) : left;
         if (bytes == 0 || bytes > left) bytes = left;
         result = SPDL__CUDA_TRY(cuda, MemcpyHtoDAsync, (to, from, bytes, stream));
     }
@@ -1154,9 +1160,12 @@ SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_s
 SPDL__PRIVATE spdl_result spdl__submit_loose(spdl_cuda *cuda, spdl__cuda_sending *s) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
+    size_t span;
     int i;
     if (result != SPDL_OK) return result;
-    s->pinned = spdl__host_pinned(cuda, NULL, s->view->data, s->view->bytes);
+    span = spdl__pinned_span(cuda, NULL, (const char *)s->view->data);
+    s->whole = span >= s->view->bytes; /* nearly always: the driver is asked once */
+    s->pinned = s->whole || spdl__host_pinned(cuda, NULL, s->view->data, s->view->bytes);
     if (!s->pinned) {
         result = spdl__submit_bytes(cuda, s, cuda->loose);
         if (result == SPDL_OK)
@@ -1211,7 +1220,7 @@ SPDL__PRIVATE void spdl__submit_note(spdl_cuda *cuda, const spdl__cuda_sending *
 /* Sends a view to a slot, and fills in its batch. After a failure the caller has both. */
 SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *slot,
                                             const spdl_cuda_view *view, uint64_t deadline) {
-    spdl__cuda_sending s = { slot, view, NULL, false, false };
+    spdl__cuda_sending s = { slot, view, NULL, false, false, false };
     spdl__cuda_transfer *transfer;
     spdl_result result;
     int i;
@@ -1492,7 +1501,7 @@ SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error) {
     if (error == NULL) return;
     spdl__error_clear(error);
     if (cuda == NULL) return;
-    if (cuda->process != (long)getpid()) { /* threads of the parent may hold its locks */
+    if (spdl__cuda_forked(cuda)) { /* threads of the parent may hold its locks */
         (void)spdl__error_set(error, SPDL_E_CUDA_FORKED,
                               "cuda: opened before a fork: the child of a process that uses CUDA "
                               "cannot use it; fork before the first spdl_cuda, or exec");
@@ -1506,7 +1515,7 @@ SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error) {
 SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats) {
     if (stats == NULL) return;
     memset(stats, 0, sizeof(*stats));
-    if (cuda == NULL || cuda->process != (long)getpid()) return;
+    if (cuda == NULL || spdl__cuda_forked(cuda)) return;
     stats->lost = spdl__load32(&cuda->lost) != 0;
     stats->device = cuda->device;
     stats->device_free = (int)spdl_ring_count(cuda->free_slots);
@@ -1844,6 +1853,7 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
 SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
     const spdl_allocator allocator = cuda->desc.allocator;
     spdl__cuda_release_device(cuda);
+    if (cuda->ours != NULL) (void)munmap(cuda->ours, SPDL__PAGE);
     pthread_mutex_destroy(&cuda->error_lock);
     pthread_mutex_destroy(&cuda->lock);
     if (cuda->nap_made) spdl__os_event_fini(&cuda->nap);
@@ -1851,6 +1861,17 @@ SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
     spdl_ring_destroy(cuda->free_outputs, NULL, NULL);
     spdl__free(&allocator, cuda->slot, cuda->table_bytes);
     spdl__free(&allocator, cuda, sizeof(*cuda));
+}
+
+/* Returns NULL before Linux 4.14. */
+SPDL__PRIVATE uint32_t *spdl__cuda_mark(void) {
+    const long wipe_on_fork = 18;
+    uint32_t *mark = (uint32_t *)(void *)spdl__map(SPDL__PAGE);
+    if (mark == NULL) return NULL;
+    *mark = 1;
+    if (syscall(SYS_madvise, mark, SPDL__PAGE, wipe_on_fork) == 0) return mark;
+    (void)munmap(mark, SPDL__PAGE);
+    return NULL;
 }
 
 SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc) {
@@ -1868,6 +1889,7 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "cuda: out of memory");
     made->desc = *desc;
     made->process = (long)getpid();
+    made->ours = spdl__cuda_mark();
     made->desc.error = NULL; /* for this call only */
     spdl__error_clear(&made->error);
     made->lock = made->error_lock = unlocked;
@@ -1892,7 +1914,7 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
     spdl_result result;
     int i;
-    if (cuda == NULL || cuda->process != (long)getpid()) return;
+    if (cuda == NULL || spdl__cuda_forked(cuda)) return;
     spdl__copies_settle(cuda, cuda->stream);
     spdl__copies_settle(cuda, cuda->back);
     result = spdl__cuda_usable(cuda);
@@ -2235,7 +2257,7 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
 SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter) {
     spdl_cuda *cuda;
     bool owns;
-    if (iter == NULL || iter->cuda->process != (long)getpid()) return;
+    if (iter == NULL || spdl__cuda_forked(iter->cuda)) return;
     cuda = iter->cuda;
     owns = iter->owns;
     if (iter->first_item != NULL) iter->desc.free_item(iter->first_item);

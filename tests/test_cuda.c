@@ -1664,6 +1664,7 @@ static int uses_it_in_a_child(void *arg) {
 
 static void a_child_is_refused(void) {
     static forked f;
+    uint32_t *mark;
     spdl_cuda_iter_desc iter_desc;
     void *stream = kit_stream(false);
     flow_source_open(&f.source, 4, 10);
@@ -1674,6 +1675,10 @@ static void a_child_is_refused(void) {
     iter_desc = flow_iter_desc(&f.source);
     REQUIRE(spdl_cuda_iter_create(&f.it, f.cuda, &iter_desc) == SPDL_OK);
     CHECK_EQ(flow_child(uses_it_in_a_child, &f, 10, true), 7);
+    mark = f.cuda->ours;
+    f.cuda->ours = NULL; /* as before Linux 4.14 */
+    CHECK_EQ(flow_child(uses_it_in_a_child, &f, 10, true), 7);
+    f.cuda->ours = mark;
     CHECK_EQ(spdl_cuda_ready(&f.batch, stream), SPDL_OK); /* the parent goes on */
     flow_read(&f.batch, stream, 1);
     CHECK_EQ(spdl_cuda_done(&f.batch, stream), SPDL_OK);

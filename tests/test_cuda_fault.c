@@ -82,6 +82,15 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
     return wrapped() ? EAGAIN : __real_pthread_create(thread, attributes, run, arg);
 }
 
+static long wrap_getpid_calls; /* atomic */
+pid_t __real_getpid(void);
+pid_t __wrap_getpid(void);
+
+pid_t __wrap_getpid(void) {
+    __atomic_add_fetch(&wrap_getpid_calls, 1, __ATOMIC_RELAXED);
+    return __real_getpid();
+}
+
 /* ---- shared ---- */
 
 static spdl_cuda_desc small(void) {
@@ -646,6 +655,40 @@ static void outputs_that_are_not_pinned_hold_up_nobody(void) {
     CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_FOREVER), SPDL_OK);
     spdl_cuda_batch_free(&batch);
     spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* Neither the system is asked for each batch, nor the driver twice for what others have pinned. */
+static void a_batch_asks_no_more_than_it_must(void) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = flow_open(&desc);
+    void *stream = kit_stream(false), *data = NULL;
+    spdl_cuda_view view;
+    spdl_cuda_batch batch;
+    uint64_t asked;
+    long calls;
+    int i;
+    memset(&view, 0, sizeof view);
+    CHECK_EQ(cudaHostAlloc(&data, FLOW_SLOT, cudaHostAllocDefault), cudaSuccess);
+    kit_fill(data, FLOW_SLOT, 2);
+    view.data = data;
+    view.bytes = FLOW_SLOT;
+    asked = sim_now().calls[SIM_PointerGetAttribute];
+    calls = __atomic_load_n(&wrap_getpid_calls, __ATOMIC_RELAXED);
+    for (i = 0; i < 10; ++i) {
+        CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+        flow_read(&batch, stream, 2);
+        CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    }
+    CHECK_EQ(sim_now().calls[SIM_PointerGetAttribute] - asked, 10);
+    CHECK_EQ(__atomic_load_n(&wrap_getpid_calls, __ATOMIC_RELAXED), calls);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
+    spdl_cuda_close(cuda);
+    CHECK_EQ(cudaFreeHost(data), cudaSuccess);
     kit_stream_free(stream);
     nothing_is_left();
     sim_reset();
@@ -2168,6 +2211,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(an_arena_is_shared),
     TEST_CASE(pageable_memory_is_copied_without_the_lock),
     TEST_CASE(outputs_that_are_not_pinned_hold_up_nobody),
+    TEST_CASE(a_batch_asks_no_more_than_it_must),
     TEST_CASE(large_arenas_are_pinned_in_pieces),
     TEST_CASE(pieces_are_unpinned_each_by_itself),
     TEST_CASE(large_blocks_begin_at_huge_pages),
