@@ -192,27 +192,18 @@ SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
    last.
    Returns: SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM.
    Blocks:  while memory is pinned.
-   Owns:    it must stay mapped until spdl_cuda_disown or spdl_cuda_close. */
+   Owns:    it must stay mapped until spdl_cuda_close. */
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes);
-
-/* Ends an adoption after all copies are done; views of the arena are released by then.
-   Returns: SPDL_E_NOT_FOUND (no arena begins there).
-   Threads: nothing may be sent out of that arena meanwhile.
-   Blocks:  until the copies that were sent are done. */
-SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base);
 
 /* Sends a view to the device, by one copy on the copy stream.
    Returns: SPDL_TIMEOUT (no device slot was free, or as many copies run as there are slots),
             SPDL_E_LIMIT (larger than a slot).
-   Owns:    after SPDL_OK *batch is the caller's until it is done with. A later call of send, reap,
-            close or a wait calls release(item). Otherwise the memory stays the caller's. */
+   Owns:    after SPDL_OK *batch is the caller's until it is done with. A later call calls
+            release(item): a send that waits, spdl_cuda_arrived for this batch or a later one, or
+            close. Up to device_slots batches are not released: a source with fewer slots of its own
+            waits for spdl_cuda_arrived. Otherwise the memory stays the caller's. */
 SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
-
-/* Releases memory whose copy is done, for programs that wait for memory. Sending does it when it
-   waits, and an iterator when its source has no item.
-   Returns: SPDL_OK (some memory was released), SPDL_EMPTY (no copy runs), SPDL_TIMEOUT. */
-SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
 
 /* Makes a batch ready on a stream: later work on the stream sees the data. Up to 4 streams may read
    a batch. Each must be done with it before it is destroyed.
@@ -220,7 +211,7 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
             fifth one). */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Waits for the copy of a batch, for programs without a stream.
+/* Waits for the copy of a batch, and releases the memory of this one and of those before it.
    Returns: SPDL_TIMEOUT. */
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns);
 
@@ -520,7 +511,7 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
                                                  copy, record the copy's event. Pageable memory: the
                                                  same on the loose stream, with the event of a
                                                  reader, for which the copy stream waits
-                    reap, on a host thread:      sees that the event is done, by query or sync,
+                    a host thread that waits:    sees that the event is done, by query or sync,
                                                  reclaims the number, releases its memory (E1, E4)
        device slot  FREE -> SENT -> FREE, with a new ticket; free_slots holds the FREE ones.
                     ready, on a reader's stream: wait for the copy's event, unless the number was
@@ -1285,15 +1276,6 @@ SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
     return result;
 }
 
-SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
-    spdl_result result = spdl__cuda_usable(cuda);
-    if (result != SPDL_OK) return result;
-    if (spdl__cuda_in_flight(cuda) == 0) return SPDL_EMPTY;
-    result = spdl__cuda_await_copy(cuda, spdl__deadline(timeout_ns), false);
-    if (result == SPDL_OK) (void)spdl__cuda_reap_done(cuda); /* the next call returns a failure */
-    return result;
-}
-
 SPDL__PRIVATE spdl__cuda_slot *spdl__slot_of(const spdl_cuda_batch *batch) {
     spdl__cuda_slot *slot = (spdl__cuda_slot *)batch->slot_;
     return slot != NULL && spdl__load(&slot->ticket) == batch->ticket_ ? slot : NULL;
@@ -1469,32 +1451,6 @@ SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes) 
     result = spdl__slab_new(cuda, base, bytes, &slab);
     if (result != SPDL_E_NOMEM) return result;
     return spdl__cuda_refuse(cuda, result, "adopt: out of memory");
-}
-
-SPDL__PRIVATE spdl__cuda_slab *spdl__arena_unlink(spdl_cuda *cuda, const void *base) {
-    spdl__cuda_slab **at = &cuda->slabs, *found;
-    pthread_mutex_lock(&cuda->lock);
-    while (*at != NULL && ((*at)->ours || (*at)->base != (const char *)base)) at = &(*at)->next;
-    found = *at;
-    if (found != NULL) *at = found->next;
-    pthread_mutex_unlock(&cuda->lock);
-    return found;
-}
-
-SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base) {
-    spdl__cuda_scope scope;
-    spdl__cuda_slab *slab;
-    spdl_result result = spdl__cuda_usable(cuda);
-    if (result == SPDL_OK) result = spdl__cuda_drain(cuda);
-    if (result == SPDL_OK) result = spdl__cuda_enter(cuda, &scope, true);
-    if (result != SPDL_OK) return result;
-    slab = spdl__arena_unlink(cuda, base);
-    if (slab != NULL && !spdl__slab_unpin(cuda, slab)) result = SPDL_E_CUDA;
-    spdl__cuda_leave(cuda, &scope);
-    if (slab == NULL)
-        return spdl__cuda_refuse(cuda, SPDL_E_NOT_FOUND, "disown: no arena begins there");
-    spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
-    return result;
 }
 
 SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error) {

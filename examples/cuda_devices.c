@@ -46,7 +46,8 @@ static bool open_devices(spdl_cuda *cuda[DEVICES], spdl_loader *loader, spdl_err
     return true;
 }
 
-/* Batches go to the devices in turns. A copy that is done gives its slot back to the loader. */
+/* Batches go to the devices in turns. The loader has more slots than all devices together, so it
+   never waits for one whose copy is done. */
 static int share_out(spdl_cuda *cuda[DEVICES], spdl_loader *loader) {
     spdl_cuda_stats stats;
     spdl_cuda_batch batch;
@@ -61,7 +62,6 @@ static int share_out(spdl_cuda *cuda[DEVICES], spdl_loader *loader) {
         spdl_cuda_ready(&batch, NULL);
         n += b->bytes == sizeof(Batch); /* cudaSetDevice; train<<<...>>>(batch.data) */
         spdl_cuda_done(&batch, NULL);
-        for (i = 0; i < DEVICES; ++i) spdl_cuda_reap(cuda[i], 0);
     }
     for (i = 0; i < DEVICES; ++i) {
         spdl_cuda_get_stats(cuda[i], &stats);

@@ -333,7 +333,7 @@ static void arrived_asks_and_waits(void) {
     CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_SECONDS(0.01)), SPDL_TIMEOUT);
     sim_release();
     CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_SECONDS(5)), SPDL_OK);
-    CHECK_EQ(spdl_cuda_reap(cuda, 0), SPDL_EMPTY); /* its memory came back by that */
+    CHECK_EQ(flow_reap_one(cuda, 0), SPDL_EMPTY); /* its memory came back by that */
     sim_poison(cudaErrorIllegalAddress);
     CHECK_EQ(spdl_cuda_arrived(&batch, 0), SPDL_OK); /* known: without a call of CUDA */
     sim_poison(cudaSuccess);
@@ -385,7 +385,7 @@ static void *sends(void *arg) {
 static void *reaps(void *arg) {
     sender *s = (sender *)arg;
     while (!__atomic_load_n(&s->first, __ATOMIC_RELAXED)) {
-        CHECK(spdl_cuda_reap(s->cuda, SPDL_SECONDS(0.0001)) >= 0);
+        CHECK(flow_reap_one(s->cuda, SPDL_SECONDS(0.0001)) >= 0);
         CHECK(flow_stats(s->cuda).device_free <= 3);
     }
     return NULL;
@@ -560,10 +560,10 @@ static void arenas_are_read_where_they_are(void) {
     kit_disorder(test_seed());
     flow_source_open(&s, 5, ROUNDS);
     REQUIRE(spdl_cuda_adopt(cuda, s.seen, 5 * FLOW_SLOT) == SPDL_OK);
-    CHECK_EQ(spdl_cuda_reap(cuda, SPDL_FOREVER), SPDL_EMPTY);
+    CHECK_EQ(flow_reap_one(cuda, SPDL_FOREVER), SPDL_EMPTY);
     while (s.next < s.count) {
         while (flow_next(&s, &item, 0) == SPDL_TIMEOUT)
-            CHECK_EQ(spdl_cuda_reap(cuda, SPDL_FOREVER), SPDL_OK);
+            CHECK_EQ(flow_reap_one(cuda, SPDL_FOREVER), SPDL_OK);
         memset(&view, 0, sizeof view);
         CHECK_EQ(flow_view(item, &view), SPDL_OK);
         view.release = flow_item_free;
@@ -576,12 +576,8 @@ static void arenas_are_read_where_they_are(void) {
     CHECK_EQ(kit_wrong(), 0);
     CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
     CHECK_EQ(flow_stats(cuda).pinned_bytes, 5 * FLOW_SLOT);
-    CHECK_EQ(spdl_cuda_disown(cuda, s.seen + 1), SPDL_E_NOT_FOUND);
-    CHECK_EQ(spdl_cuda_disown(cuda, s.seen), SPDL_OK);
-    CHECK_EQ(spdl_cuda_disown(cuda, s.seen), SPDL_E_NOT_FOUND);
-    CHECK_EQ(flow_stats(cuda).pinned_bytes, 0);
-    CHECK_EQ(s.released, s.next);
     spdl_cuda_close(cuda);
+    CHECK_EQ(s.released, s.next);
     flow_source_close(&s);
     kit_stream_free(stream);
     finish();
@@ -677,7 +673,6 @@ static void memory_that_others_pinned_is_known(void) {
     CHECK_EQ(flow_stats(cuda).pinned_bytes, 0); /* by the spdl_cuda */
     CHECK_EQ(flow_lines, 0);
     CHECK_EQ(cudaHostUnregister(s.seen + FLOW_SLOT / 2), cudaSuccess);
-    CHECK_EQ(spdl_cuda_disown(cuda, s.seen), SPDL_OK);
     CHECK_EQ(cudaHostUnregister(s.seen), cudaSuccess);
     send_seen(cuda, stream, s.seen, 4); /* it is pageable again */
     CHECK_EQ(flow_stats(cuda).pageable_bytes, FLOW_SLOT);
@@ -704,8 +699,6 @@ static void two_adopt_one_arena(void) {
     for (i = 0; i < 6; ++i) send_seen(i % 2 == 0 ? first : second, stream, s.seen, 4);
     CHECK_EQ(flow_stats(first).pageable_bytes + flow_stats(second).pageable_bytes, 0);
     CHECK_EQ(flow_stats(second).pinned_bytes, 0);
-    CHECK_EQ(spdl_cuda_disown(second, s.seen + FLOW_SLOT), SPDL_OK);
-    CHECK_EQ(spdl_cuda_disown(second, s.seen + FLOW_SLOT), SPDL_E_NOT_FOUND);
     spdl_cuda_close(first);
     send_seen(second, stream, s.seen, 4);
     CHECK_EQ(flow_stats(second).pageable_bytes, FLOW_SLOT);
@@ -780,8 +773,7 @@ static void adopt_refuses_what_it_cannot_use(void) {
     CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + 1, FLOW_SLOT), SPDL_E_INVALID);
     CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, SIZE_MAX / 2 + 1), SPDL_E_INVALID);
     for (i = 0; i < 12; ++i)
-        CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + i * FLOW_SLOT, FLOW_SLOT), SPDL_OK);
-    CHECK_EQ(spdl_cuda_disown(cuda, s.seen + 5 * FLOW_SLOT), SPDL_OK);
+        if (i != 5) CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + i * FLOW_SLOT, FLOW_SLOT), SPDL_OK);
     CHECK_EQ(spdl_cuda_adopt(other, s.seen, 12 * FLOW_SLOT), SPDL_E_INVALID); /* a part is not */
     spdl_cuda_error(other, &error);
     CHECK(strstr(error.text, "only a part") != NULL);
@@ -1640,12 +1632,10 @@ static int uses_it_in_a_child(void *arg) {
     spdl_cuda_batch batch;
     spdl_error error;
     CHECK_EQ(spdl_cuda_send(f->cuda, &view, &batch, SPDL_FOREVER), SPDL_E_CUDA_FORKED);
-    CHECK_EQ(spdl_cuda_reap(f->cuda, SPDL_FOREVER), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_ready(&f->batch, NULL), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_done(&f->batch, NULL), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_arrived(&f->batch, 0), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_adopt(f->cuda, f->source.seen, FLOW_SLOT), SPDL_E_CUDA_FORKED);
-    CHECK_EQ(spdl_cuda_disown(f->cuda, f->source.seen), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_iter_next(f->it, NULL, &batch, SPDL_FOREVER), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_iter_hold(f->it, 1), SPDL_E_CUDA_FORKED);
     spdl_cuda_error(f->cuda, &error);
@@ -1780,8 +1770,6 @@ static void null_is_refused_by_every_function(void) {
             spdl_cuda_open(NULL, &desc),
             spdl_cuda_open(&none, NULL),
             spdl_cuda_adopt(NULL, s.seen, FLOW_SLOT),
-            spdl_cuda_disown(NULL, s.seen),
-            spdl_cuda_reap(NULL, 0),
             spdl_cuda_ready(NULL, NULL),
             spdl_cuda_arrived(NULL, 0),
             spdl_cuda_done(NULL, NULL),
