@@ -537,7 +537,7 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
    waited for.
 
    `lock` guards the copy stream (wait, copy and record belong together), the numbers, the readers
-   of batches and the list of slabs, for a few calls that only enqueue or, after a failed call,
+   of batches and the table of slabs, for a few calls that only enqueue or, after a failed call,
    wait. The loose stream and that of outputs need no lock: calls of other threads between ours
    only make them wait for more. */
 
@@ -583,8 +583,7 @@ typedef struct spdl__cuda_slab {
     size_t bytes;
     size_t pinned; /* registered bytes from base on: all or none */
     bool ours;     /* mapped by us; no arena */
-    bool spare;    /* given back to the allocator */
-    struct spdl__cuda_slab *next;
+    struct spdl__cuda_slab *spare; /* the next one that was given back to the allocator */
 } spdl__cuda_slab;
 
 struct spdl_cuda {
@@ -611,7 +610,9 @@ struct spdl_cuda {
     /* Written under lock; the numbers are read without it. */
     pthread_mutex_t lock;
     uint64_t sent, reclaimed;
-    spdl__cuda_slab *slabs;
+    spdl__cuda_slab **slab; /* by address */
+    int slabs, slab_room;
+    spdl__cuda_slab *spare;
     char pad1[SPDL_CACHE_LINE];
     /* Written by any thread. */
     uint32_t lost;
@@ -787,7 +788,7 @@ SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, spdl__cuda_reader *
 /* ============================================================================================= */
 /* >>memory-impl
    Host memory: ours is mapped and registered; an arena is only registered. Any thread: the lock
-   guards the list of slabs, not registrations. */
+   guards the table of slabs, not registrations. */
 
 #define SPDL__PAGE ((size_t)4096)
 #define SPDL__HUGE_PAGE ((size_t)2 << 20)
@@ -903,12 +904,63 @@ SPDL__PRIVATE char *spdl__map(size_t bytes) {
     return whole + head;
 }
 
-/* Pins an arena or, if that is NULL, memory of ours, and puts it into the list. Ours may stay
+/* Under lock. Returns how many slabs begin at or before this address. */
+SPDL__PRIVATE int spdl__slab_count(const spdl_cuda *cuda, uintptr_t at) {
+    int low = 0, high = cuda->slabs;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if ((uintptr_t)cuda->slab[middle]->base <= at) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Under lock. Returns the slab that begins last before this memory, if it has all of it, or NULL.
+   Adopted memory may be a part of other adopted memory: what is not found the driver knows. */
+SPDL__PRIVATE spdl__cuda_slab *spdl__slab_find(const spdl_cuda *cuda, const void *data,
+                                               size_t bytes) {
+    const int count = spdl__slab_count(cuda, (uintptr_t)data);
+    spdl__cuda_slab *slab = count > 0 ? cuda->slab[count - 1] : NULL;
+    const size_t at = slab != NULL ? (uintptr_t)data - (uintptr_t)slab->base : 0;
+    return slab != NULL && at <= slab->bytes && bytes <= slab->bytes - at ? slab : NULL;
+}
+
+/* Under lock. Returns false without memory. */
+SPDL__PRIVATE bool spdl__slab_add(spdl_cuda *cuda, spdl__cuda_slab *slab) {
+    const int at = spdl__slab_count(cuda, (uintptr_t)slab->base), count = cuda->slabs;
+    if (count == cuda->slab_room) {
+        const int room = count < 16 ? 16 : 2 * count;
+        spdl__cuda_slab **more = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab *, (size_t)room);
+        if (more == NULL) return false;
+        if (count > 0) memcpy(more, cuda->slab, (size_t)count * sizeof(*more));
+        spdl__free(&cuda->desc.allocator, cuda->slab, (size_t)count * sizeof(*more));
+        cuda->slab = more;
+        cuda->slab_room = room;
+    }
+    memmove(cuda->slab + at + 1, cuda->slab + at, (size_t)(count - at) * sizeof(*cuda->slab));
+    cuda->slab[at] = slab;
+    ++cuda->slabs;
+    return true;
+}
+
+/* In a scope or `entered` false: unpins and unmaps. Memory that may still be registered stays
+   mapped, unless the device is lost. */
+SPDL__PRIVATE void spdl__slab_end(spdl_cuda *cuda, spdl__cuda_slab *slab, bool entered) {
+    bool ended = slab->pinned == 0;
+    if (!ended && entered) ended = spdl__slab_unpin(cuda, slab);
+    else if (!ended) ended = spdl__load32(&cuda->lost) != 0 && spdl__load32(&cuda->unloading) == 0;
+    if (slab->ours && ended) (void)munmap(slab->base, slab->bytes);
+    spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
+}
+
+/* Pins an arena or, if that is NULL, memory of ours, and puts it into the table. Ours may stay
    pageable: the next call returns why. */
 SPDL__PRIVATE spdl_result spdl__slab_new(spdl_cuda *cuda, void *arena, size_t bytes,
                                          spdl__cuda_slab **made) {
     spdl_result result = SPDL_E_NOMEM;
+    spdl__cuda_scope scope;
     spdl__cuda_slab *slab = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab, 1);
+    bool added, entered;
     if (slab == NULL) return result;
     slab->ours = arena == NULL;
     slab->bytes = slab->ours ? spdl__round_up(bytes, SPDL__PAGE) : bytes;
@@ -920,35 +972,26 @@ SPDL__PRIVATE spdl_result spdl__slab_new(spdl_cuda *cuda, void *arena, size_t by
         return result;
     }
     pthread_mutex_lock(&cuda->lock);
-    slab->next = cuda->slabs;
-    cuda->slabs = slab;
+    added = spdl__slab_add(cuda, slab);
     pthread_mutex_unlock(&cuda->lock);
-    *made = slab;
-    return SPDL_OK;
-}
-
-/* Under lock. Returns the slab of this memory or NULL. */
-SPDL__PRIVATE spdl__cuda_slab *spdl__slab_find(const spdl_cuda *cuda, const void *data,
-                                               size_t bytes) {
-    const uintptr_t from = (uintptr_t)data;
-    spdl__cuda_slab *slab = cuda->slabs;
-    while (slab != NULL && (from < (uintptr_t)slab->base ||
-                            from - (uintptr_t)slab->base > slab->bytes ||
-                            bytes > slab->bytes - (from - (uintptr_t)slab->base)))
-        slab = slab->next;
-    return slab;
+    *made = added ? slab : NULL;
+    if (added) return SPDL_OK;
+    entered = spdl__cuda_enter(cuda, &scope, true) == SPDL_OK;
+    spdl__slab_end(cuda, slab, entered);
+    if (entered) spdl__cuda_leave(cuda, &scope);
+    return SPDL_E_NOMEM;
 }
 
 SPDL__PRIVATE void *spdl__cuda_alloc(size_t bytes, size_t align, void *user) {
     spdl_cuda *cuda = (spdl_cuda *)user;
-    spdl__cuda_slab *slab;
+    spdl__cuda_slab **from, *slab;
     if (align != SPDL_BLOCK_ALIGN || bytes < cuda->desc.slot_bytes)
         return spdl__alloc(&cuda->desc.allocator, bytes, align);
     if (spdl__cuda_usable(cuda) == SPDL_E_CUDA_FORKED) return NULL;
     pthread_mutex_lock(&cuda->lock);
-    slab = cuda->slabs;
-    while (slab != NULL && (!slab->spare || slab->bytes < bytes)) slab = slab->next;
-    if (slab != NULL) slab->spare = false;
+    for (from = &cuda->spare; *from != NULL && (*from)->bytes < bytes;) from = &(*from)->spare;
+    slab = *from;
+    if (slab != NULL) *from = slab->spare;
     pthread_mutex_unlock(&cuda->lock);
     if (slab == NULL) (void)spdl__slab_new(cuda, NULL, bytes, &slab);
     return slab == NULL ? NULL : slab->base;
@@ -959,9 +1002,10 @@ SPDL__PRIVATE void spdl__cuda_free(void *memory, size_t bytes, void *user) {
     const bool child = spdl__cuda_forked(cuda); /* without slabs */
     spdl__cuda_slab *slab;
     if (!child) pthread_mutex_lock(&cuda->lock);
-    slab = cuda->slabs; /* other memory may be in an adopted one */
-    while (slab != NULL && (!slab->ours || slab->base != (char *)memory)) slab = slab->next;
-    if (slab != NULL) slab->spare = true;
+    slab = spdl__slab_find(cuda, memory, 0);
+    if (slab != NULL && !slab->ours) slab = NULL; /* other memory may be in an adopted one */
+    if (slab != NULL) slab->spare = cuda->spare;
+    if (slab != NULL) cuda->spare = slab;
     if (!child) pthread_mutex_unlock(&cuda->lock);
     if (slab == NULL) spdl__free(&cuda->desc.allocator, memory, bytes);
 }
@@ -1769,20 +1813,6 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
     }
 }
 
-/* Unmaps our slabs. Memory that may still be registered stays mapped, unless the device is lost. */
-SPDL__PRIVATE void spdl__cuda_end_slabs(spdl_cuda *cuda, bool entered) {
-    while (cuda->slabs != NULL) {
-        spdl__cuda_slab *slab = cuda->slabs;
-        bool ended = slab->pinned == 0;
-        cuda->slabs = slab->next;
-        if (!ended && entered) ended = spdl__slab_unpin(cuda, slab);
-        else if (!ended)
-            ended = spdl__load32(&cuda->lost) != 0 && spdl__load32(&cuda->unloading) == 0;
-        if (slab->ours && ended) (void)munmap(slab->base, slab->bytes);
-        spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
-    }
-}
-
 /* Frees what CUDA gave, unless the driver is unloading or fails: the process then ends. */
 SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
     const bool there = cuda->context != NULL && spdl__load32(&cuda->unloading) == 0;
@@ -1798,7 +1828,9 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
             if (stream[i] != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (stream[i]));
         if (cuda->memory != 0) (void)SPDL__CUDA_TRY(cuda, MemFree, (cuda->memory));
     }
-    spdl__cuda_end_slabs(cuda, entered);
+    while (cuda->slabs > 0) spdl__slab_end(cuda, cuda->slab[--cuda->slabs], entered);
+    spdl__free(&cuda->desc.allocator, cuda->slab,
+               (size_t)cuda->slab_room * sizeof(*cuda->slab));
     if (entered) spdl__cuda_leave(cuda, &scope);
     if (there) (void)SPDL__CUDA_TRY(cuda, DevicePrimaryCtxRelease, (cuda->handle));
     if (cuda->error.result == SPDL_E_CUDA) /* something remains, or failed before */

@@ -919,6 +919,48 @@ static void any_thread_may_take_blocks(void) {
     sim_reset();
 }
 
+enum { BLOCKS = 1024, FINDS = 200 };
+
+/* Takes blocks in one order, looks each up many times, gives them back in another. Returns the time
+   of a look-up. */
+static double find_ns(int blocks) {
+    static void *block[BLOCKS];
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = flow_open(&desc);
+    uint64_t start, took;
+    int i, k;
+    for (i = 0; i < blocks; ++i) REQUIRE((block[i] = flow_block(cuda)) != NULL);
+    start = spdl_time_ns();
+    for (k = 0; k < FINDS; ++k)
+        for (i = 0; i < blocks; ++i) {
+            const spdl__cuda_slab *slab = spdl__slab_find(cuda, block[i], FLOW_SLOT);
+            if (slab == NULL || slab->base + FLOW_HEAD != block[i]) REQUIRE(false);
+        }
+    took = spdl_time_ns() - start;
+    for (i = 0; i < 2; ++i) { /* the last byte of a block, and one more */
+        const char *end = (const char *)block[i] - FLOW_HEAD + FLOW_SLOT + 4096;
+        CHECK(spdl__slab_find(cuda, end - 1, 1) != NULL);
+        CHECK(spdl__slab_find(cuda, end - 1, 2) == NULL);
+    }
+    CHECK(spdl__slab_find(cuda, &desc, 1) == NULL);
+    CHECK(spdl__slab_find(cuda, NULL, 1) == NULL);
+    for (i = 0; i < blocks; ++i) flow_block_free(block[i * 5 % blocks]);
+    for (i = 0; i < blocks; ++i) REQUIRE((block[i] = flow_block(cuda)) != NULL); /* the same */
+    CHECK_EQ(flow_stats(cuda).pinned_bytes, (size_t)blocks * (FLOW_SLOT + 4096));
+    for (i = 0; i < blocks; ++i) flow_block_free(block[i]);
+    spdl_cuda_close(cuda);
+    nothing_is_left();
+    sim_reset();
+    return (double)took / blocks / FINDS;
+}
+
+/* By address: a walk over all would take hundreds of times as long. */
+static void many_blocks_are_found_as_fast(void) {
+    const double few = find_ns(4), many = find_ns(BLOCKS);
+    printf("   %.0f ns in 4 blocks, %.0f ns in %d\n", few, many, BLOCKS);
+    CHECK(many < 40 * few);
+}
+
 /* ---- whose device, stream and memory it is ---- */
 
 static unsigned contexts(void) { return sim_now().contexts; }
@@ -2211,6 +2253,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(a_send_of_their_memory_may_fail),
     TEST_CASE(a_node_is_asked_for),
     TEST_CASE(any_thread_may_take_blocks),
+    TEST_CASE(many_blocks_are_found_as_fast),
     TEST_CASE(no_context_is_made_elsewhere),
     TEST_CASE(the_callers_device_is_the_default),
     TEST_CASE(streams_of_other_devices_are_refused),
