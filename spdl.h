@@ -4851,13 +4851,21 @@ SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
 
+#define SPDL__PAGE ((size_t)4096)
+#define SPDL__OWN_PAGES ((size_t)64 << 10)
+
 /* Memory of `bytes` bytes, or NULL. Aligned to 8 at least, which atomic 64-bit words need on 32-bit
-   processors. malloc cannot align: the start of its block is stored before the result. */
+   processors. malloc cannot align: the start of its block is stored before the result. A large
+   block of items has pages of its own: spdl_cuda.h pins them. */
 SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
     char *block;
     uintptr_t at;
     if (align < 8) align = 8;
     if (allocator->alloc_fn != NULL) return allocator->alloc_fn(bytes, align, allocator->user);
+    if (align == SPDL_BLOCK_ALIGN && bytes >= SPDL__OWN_PAGES && bytes < SIZE_MAX / 2) {
+        align = SPDL__PAGE;
+        bytes = (bytes + SPDL__PAGE - 1) & ~(SPDL__PAGE - 1);
+    }
     if (bytes > SIZE_MAX - align - sizeof(void *)) return NULL;
     block = (char *)SPDL_MALLOC(bytes + align + sizeof(void *));
     if (block == NULL) return NULL;
@@ -7222,9 +7230,9 @@ typedef struct spdl__batch_pool {
     spdl_allocator allocator;
     size_t size;
     size_t block_bytes; /* 0: no block */
-    size_t keep;        /* spare batches to keep */
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
+    uint64_t keep;      /* spare batches to keep. Also by spdl_cuda.h: all, once they are pinned */
     /* written by any thread. Only the holder of the lock takes from the list */
     uint64_t returned;   /* list of returned batches, the last one first */
     uint64_t spares;     /* batches in both lists */
@@ -7311,7 +7319,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
 SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *batch) {
     const spdl_allocator allocator = pool->allocator;
     const size_t bytes = spdl__batch_bytes(pool);
-    if (batch != NULL && spdl__add(&pool->spares, 1) < pool->keep) {
+    if (batch != NULL && spdl__add(&pool->spares, 1) < spdl__load_relaxed(&pool->keep)) {
         uint64_t top = spdl__load_relaxed(&pool->returned);
         do batch->next = (spdl__batch *)(uintptr_t)top;
         while (!spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)batch));

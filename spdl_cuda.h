@@ -16,16 +16,18 @@
 
        spdl_cuda_iter *it;
        spdl_cuda_batch batch;
-       if (spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error) != SPDL_OK) return 1;
+       spdl_cuda_iter_desc desc = { .next = spdl_pipeline_next, .source = p, .error = &error };
+       if (spdl_cuda_iter_open(&it, &desc) != SPDL_OK) return 1; // a loader: spdl_loader_next_fn
        while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK)
            train<<<grid, block, 0, stream>>>((const float *)batch.data);
        spdl_cuda_iter_destroy(it);
 
    PINNED MEMORY is what a device copies from without the CPU. Other memory is sent, only slower.
        a loader     iter_open, or spdl_cuda_adopt, pins the arena of spdl_loader_arena
+       batches      in place, SPDL_BATCH(n, .item_bytes = b), and buffers (desc.buffers), such as
+                    a struct of images and labels: the iterator pins them at first sight
        a pipeline   desc.allocator = spdl_cuda_allocator(cuda), of an spdl_cuda that is opened
-                    first: stages write into the batches of SPDL_BATCH(n, .item_bytes = b), or into
-                    spdl_buffer(task)
+                    first: spdl_buffer(task) is pinned, too, near the device and on huge pages
        by hand      memory of the allocator, which `release` of the view gives back
        by others    cudaHostAlloc, cudaHostRegister, another spdl_cuda: the driver knows
 
@@ -288,25 +290,27 @@ typedef spdl_result (*spdl_cuda_view_fn)(void *item, spdl_cuda_view *view);
 typedef struct spdl_cuda_iter_desc {
     spdl_next_fn next SPDL__ZERO; /* spdl_pipeline_next, spdl_loader_next_fn, ... */
     void *source SPDL__ZERO;
-    spdl_cuda_view_fn view SPDL__ZERO; /* describes an item; NULL: items are batches in place, */
-    size_t item_bytes SPDL__ZERO;      /* of SPDL_BATCH(n, .item_bytes = ...) */
-    spdl_free_fn free_item SPDL__ZERO; /* destroys an item after its memory was read;
-                                          without view spdl_batch_free */
+    bool buffers SPDL__ZERO; /* items are spdl_buffer(task), such as a struct of arrays; default:
+                                batches of a loader, or of SPDL_BATCH(n, .item_bytes = ...) */
+    spdl_cuda_view_fn view SPDL__ZERO; /* describes an item, for all others */
+    spdl_free_fn free_item SPDL__ZERO; /* with view: destroys an item after its memory was read */
     int depth SPDL__ZERO; /* batches sent ahead; default and most: device_slots - 1 */
+    int device SPDL__ZERO;          /* of spdl_cuda_iter_open, as in spdl_cuda_desc */
+    spdl_logger logger SPDL__ZERO;  /* of spdl_cuda_iter_open */
     spdl_error *error SPDL__ZERO;
 } spdl_cuda_iter_desc;
 
 typedef struct spdl_cuda_iter spdl_cuda_iter;
 
-/* Opens an iterator with an spdl_cuda of its own, on the device of the calling thread. With
-   spdl_loader_next_fn it adopts the arena of the loader, and ignores item_bytes. With any other
-   next function the items are batches in place, of `item_bytes` an item. The slots have the size of
-   a full batch.
+/* Opens a device, and an iterator for batches of a loader, batches in place or buffers. The slots
+   have the size of a full batch. It pins the arena of a loader, and the blocks of a pipeline that
+   have 64 KiB or more and the default allocator. The first batch out of each block takes longer.
    Returns: the result of `next` (SPDL_END: no item), or as spdl_cuda_open, with *error.
    Blocks:  until the first item is there.
-   Owns:    the caller destroys *iter before the source. */
-SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
-                                         size_t item_bytes, spdl_error *error) SPDL__CHECKED;
+   Owns:    the caller destroys *iter before the source. If a source has several iterators, the one
+            that was opened first is destroyed last. */
+SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter,
+                                         const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
 
 /* Makes an iterator on an spdl_cuda, which can have one at a time.
    Returns: SPDL_E_INVALID (a field, or there is an iterator already), SPDL_E_NOMEM.
@@ -583,6 +587,7 @@ typedef struct spdl__cuda_slab {
     size_t bytes;
     size_t pinned; /* registered bytes from base on: all or none */
     bool ours;     /* mapped by us; no arena */
+    bool seen;     /* a block of the iterator's source */
     struct spdl__cuda_slab *spare; /* the next one that was given back to the allocator */
 } spdl__cuda_slab;
 
@@ -790,7 +795,6 @@ SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, spdl__cuda_reader *
    Host memory: ours is mapped and registered; an arena is only registered. Any thread: the lock
    guards the table of slabs, not registrations. */
 
-#define SPDL__PAGE ((size_t)4096)
 #define SPDL__HUGE_PAGE ((size_t)2 << 20)
 #define SPDL__PIECE ((size_t)1 << 30) /* of a registration: Linux 6.11 to 6.13 fail beyond 2 GiB */
 #define SPDL__MAX_SLOT_BYTES ((size_t)1 << 40)
@@ -1139,8 +1143,8 @@ SPDL__PRIVATE void spdl__cuda_stalled(spdl_cuda *cuda, const char *what) {
                (int)spdl__cuda_in_flight(cuda));
 }
 
-/* Pops from a ring of free slots, which is closed when the device is lost. Who gives a slot back may
-   wait for the memory of a copy: while copies run it wakes up to release that. */
+/* Pops from a ring of free slots, which is closed when the device is lost. Whoever has a slot may
+   wait for the memory of a copy: while copies run this wakes up to release it. */
 SPDL__PRIVATE spdl_result spdl__free_pop(spdl_cuda *cuda, spdl_ring *ring, void *pointer,
                                          const char *what, uint64_t deadline) {
     const uint64_t second = 1000000000, slice_ns = 200000;
@@ -1296,8 +1300,12 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
 
 SPDL__PRIVATE spdl_result spdl__view_check(spdl_cuda *cuda, const spdl_cuda_view *view,
                                            spdl_result too_large) {
-    if (view->bytes > cuda->desc.slot_bytes)
-        return spdl__cuda_refuse(cuda, too_large, "send: larger than slot_bytes");
+    if (view->bytes > cuda->desc.slot_bytes) {
+        char why[sizeof(cuda->error.text)];
+        (void)snprintf(why, sizeof(why), "send: a batch of %llu bytes, slot_bytes is %llu",
+                       (spdl__llu)view->bytes, (spdl__llu)cuda->desc.slot_bytes);
+        return spdl__cuda_refuse(cuda, too_large, why);
+    }
     if (view->data == NULL && view->bytes > 0)
         return spdl__cuda_invalid(cuda, "send: data is NULL");
     return SPDL_OK;
@@ -1965,19 +1973,57 @@ SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uin
     return result;
 }
 
+/* A buffer is the block of a batch without items. */
+SPDL__PRIVATE spdl__batch *spdl__iter_block(const spdl_cuda_iter_desc *desc, void *item) {
+    const size_t head = desc->buffers ? spdl__line_up(sizeof(spdl__batch)) : 0;
+    return (spdl__batch *)(void *)((char *)item - head);
+}
+
+/* Pins the block of a batch in place, which has pages of its own, at first sight. From then on its
+   pool keeps all blocks until the pipeline ends, so none is unmapped while it is pinned. */
+SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__batch *batch) {
+    spdl__batch_pool *pool = batch->pool;
+    const size_t bytes = spdl__batch_bytes(pool);
+    spdl__cuda_slab *slab;
+    if (pool->allocator.alloc_fn != NULL || bytes < SPDL__OWN_PAGES) return;
+    pthread_mutex_lock(&cuda->lock);
+    slab = spdl__slab_find(cuda, batch, bytes);
+    pthread_mutex_unlock(&cuda->lock);
+    if (slab != NULL) return;
+    spdl__store(&pool->keep, UINT64_MAX);
+    if (spdl__slab_new(cuda, batch, spdl__round_up(bytes, SPDL__PAGE), &slab) == SPDL_OK)
+        slab->seen = true;
+}
+
+/* Unpins these blocks, when no copy runs: the source may end before the spdl_cuda. */
+SPDL__PRIVATE void spdl__iter_unpin(spdl_cuda *cuda) {
+    spdl__cuda_scope scope;
+    const bool entered = spdl__load32(&cuda->unloading) == 0 &&
+                         spdl__cuda_enter(cuda, &scope, true) == SPDL_OK;
+    int i, kept = 0;
+    pthread_mutex_lock(&cuda->lock);
+    for (i = 0; i < cuda->slabs; ++i)
+        if (cuda->slab[i]->seen) spdl__slab_end(cuda, cuda->slab[i], entered);
+        else cuda->slab[kept++] = cuda->slab[i];
+    cuda->slabs = kept;
+    pthread_mutex_unlock(&cuda->lock);
+    if (entered) spdl__cuda_leave(cuda, &scope);
+}
+
 SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl_cuda_view *view) {
-    const spdl_batch *batch = (const spdl_batch *)item;
+    spdl__batch *batch = item != NULL ? spdl__iter_block(&iter->desc, item) : NULL;
     spdl_result result = SPDL_OK;
     memset(view, 0, sizeof(*view));
     view->item = item;
     view->release = item != NULL ? iter->desc.free_item : NULL;
     if (iter->desc.view != NULL) {
         result = iter->desc.view(item, view);
-    } else if (batch == NULL || batch->data == NULL) {
+    } else if (batch == NULL || batch->shown.data == NULL) {
         result = spdl__cuda_invalid(iter->cuda, "iterator: an item is not a batch in place");
     } else {
-        view->data = batch->data;
-        view->bytes = batch->count * iter->desc.item_bytes;
+        spdl__iter_pin(iter->cuda, batch);
+        view->data = batch->shown.data;
+        view->bytes = iter->desc.buffers ? batch->pool->block_bytes : batch->shown.bytes;
     }
     if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view, SPDL_E_INVALID);
     if (result == SPDL_OK) return SPDL_OK;
@@ -2125,6 +2171,19 @@ SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n) {
     return SPDL_OK;
 }
 
+/* Without view. */
+SPDL__PRIVATE spdl_free_fn spdl__iter_free(const spdl_cuda_iter_desc *desc) {
+    if (desc->next == spdl_loader_next_fn) return spdl_loader_batch_free;
+    return desc->buffers ? spdl_buffer_free : spdl_batch_free;
+}
+
+SPDL__PRIVATE spdl_result spdl__iter_view_loader(void *item, spdl_cuda_view *view) {
+    const spdl_loader_batch *batch = (const spdl_loader_batch *)item;
+    view->data = batch->data;
+    view->bytes = batch->bytes;
+    return SPDL_OK;
+}
+
 SPDL__PRIVATE spdl_result spdl__iter_check(const spdl_cuda *cuda, const spdl_cuda_iter_desc *desc) {
     const char *why = NULL;
     const spdl_result result = spdl__cuda_usable(cuda);
@@ -2134,7 +2193,6 @@ SPDL__PRIVATE spdl_result spdl__iter_check(const spdl_cuda *cuda, const spdl_cud
     if (desc->next == NULL) why = "next is NULL";
     if (desc->depth < 0 || desc->depth > cuda->desc.device_slots - 1)
         why = "depth must be 0 to device_slots - 1";
-    if (desc->view == NULL && desc->item_bytes == 0) why = "set view, or item_bytes of the batches";
     if (why == NULL) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_INVALID, "cuda: iterator: %s", why);
 }
@@ -2167,78 +2225,68 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
     made->desc = *desc;
     made->desc.error = NULL; /* for this call only */
     made->desc.depth = depth;
-    if (made->desc.view == NULL) made->desc.free_item = spdl_batch_free;
+    if (desc->view == NULL) made->desc.free_item = spdl__iter_free(desc);
+    if (made->desc.free_item == spdl_loader_batch_free) made->desc.view = spdl__iter_view_loader;
     made->queue = (spdl__cuda_slot **)(void *)(made + 1);
     made->slot = made->queue + depth + 2;
     *iter = made;
     return SPDL_OK;
 }
 
-SPDL__PRIVATE spdl_result spdl__iter_view_loader(void *item, spdl_cuda_view *view) {
-    const spdl_loader_batch *batch = (const spdl_loader_batch *)item;
-    view->data = batch->data;
-    view->bytes = batch->bytes;
-    return SPDL_OK;
+/* Takes the first item, for the size of slots: that of a full batch. It may be a short one. */
+SPDL__PRIVATE spdl_result spdl__iter_first(const spdl_cuda_iter_desc *desc, void **item,
+                                           size_t *bytes) {
+    const spdl_result result = desc->next(desc->source, item, SPDL_FOREVER);
+    const char *why = NULL;
+    if (result != SPDL_OK) why = spdl_result_text(result);
+    else if (*item == NULL) why = "NULL";
+    else if (desc->next == spdl_loader_next_fn)
+        spdl_loader_arena((const spdl_loader *)desc->source, NULL, NULL, bytes);
+    else *bytes = spdl__iter_block(desc, *item)->pool->block_bytes;
+    if (why == NULL && *bytes == 0) why = "it is not a batch in place";
+    if (why == NULL) return SPDL_OK;
+    return spdl__error_set(desc->error, result != SPDL_OK ? result : SPDL_E_INVALID,
+                           "cuda: iterator: the first item: %s", why);
 }
 
-/* Opens the spdl_cuda for items like this one, and adopts the arena of a loader. */
-SPDL__PRIVATE spdl_result spdl__iter_open_for(spdl_cuda_iter **iter,
-                                              const spdl_cuda_iter_desc *desc, void *item,
-                                              size_t bytes) {
-    spdl_cuda_desc ring_desc;
-    spdl_cuda *cuda;
-    spdl_result result;
-    size_t arena_bytes;
+SPDL__PRIVATE spdl_result spdl__iter_adopt(spdl_cuda *cuda, const spdl_cuda_iter_desc *desc) {
     void *arena;
-    memset((void *)&ring_desc, 0, sizeof(ring_desc));
-    ring_desc.slot_bytes = bytes;
-    ring_desc.error = desc->error;
-    result = spdl_cuda_open(&cuda, &ring_desc);
-    if (result == SPDL_OK && desc->view != NULL) {
-        spdl_loader_arena((const spdl_loader *)desc->source, &arena, &arena_bytes, NULL);
-        result = spdl_cuda_adopt(cuda, arena, arena_bytes);
-        if (result != SPDL_OK) spdl_cuda_error(cuda, desc->error);
-    }
-    if (result == SPDL_OK) result = spdl_cuda_iter_create(iter, cuda, desc);
-    if (result != SPDL_OK) {
-        spdl_cuda_close(cuda);
-        return result;
-    }
-    (*iter)->owns = true;
-    (*iter)->first_item = item;
-    return SPDL_OK;
+    size_t bytes;
+    spdl_result result;
+    if (desc->next != spdl_loader_next_fn) return SPDL_OK;
+    spdl_loader_arena((const spdl_loader *)desc->source, &arena, &bytes, NULL);
+    result = spdl_cuda_adopt(cuda, arena, bytes);
+    if (result != SPDL_OK) spdl_cuda_error(cuda, desc->error);
+    return result;
 }
 
-SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
-                                         size_t item_bytes, spdl_error *error) {
-    const bool loader = next == spdl_loader_next_fn;
-    spdl_cuda_iter_desc desc;
+SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, const spdl_cuda_iter_desc *desc) {
+    spdl_cuda_desc slots;
+    spdl_cuda *cuda = NULL;
     spdl_result result;
-    size_t bytes;
     void *item = NULL;
     if (iter == NULL) return SPDL_E_INVALID;
     *iter = NULL;
-    if (next == NULL || (item_bytes == 0 && !loader))
-        return spdl__error_set(error, SPDL_E_INVALID, "cuda: iterator: next is NULL, or item_bytes "
-                                                      "of the batches is 0");
-    memset((void *)&desc, 0, sizeof(desc));
-    desc.next = next;
-    desc.source = source;
-    desc.item_bytes = item_bytes;
-    desc.view = loader ? spdl__iter_view_loader : NULL;
-    desc.free_item = loader ? spdl_loader_batch_free : spdl_batch_free;
-    desc.error = error;
-    spdl__error_clear(error);
-    result = next(source, &item, SPDL_FOREVER);
-    if (result != SPDL_OK)
-        return spdl__error_set(error, result, "cuda: iterator: the first item: %s",
-                               spdl_result_text(result));
-    if (item == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "cuda: iterator: the first item is NULL");
-    if (loader) spdl_loader_arena((const spdl_loader *)source, NULL, NULL, &bytes);
-    else bytes = ((const spdl__batch *)item)->pool->block_bytes; /* the item may be a short one */
-    result = spdl__iter_open_for(iter, &desc, item, bytes);
-    if (result != SPDL_OK) desc.free_item(item);
+    if (desc == NULL) return SPDL_E_INVALID;
+    spdl__error_clear(desc->error);
+    if (desc->next == NULL || desc->view != NULL)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "cuda: iterator: next is NULL, or view "
+                                                            "is set, which iter_create takes");
+    memset((void *)&slots, 0, sizeof(slots));
+    slots.device = desc->device;
+    slots.logger = desc->logger;
+    slots.error = desc->error;
+    result = spdl__iter_first(desc, &item, &slots.slot_bytes);
+    if (result == SPDL_OK) result = spdl_cuda_open(&cuda, &slots);
+    if (result == SPDL_OK) result = spdl__iter_adopt(cuda, desc);
+    if (result == SPDL_OK) result = spdl_cuda_iter_create(iter, cuda, desc);
+    if (result == SPDL_OK) {
+        (*iter)->owns = true;
+        (*iter)->first_item = item;
+        return SPDL_OK;
+    }
+    spdl_cuda_close(cuda);
+    spdl__iter_free(desc)(item);
     return result;
 }
 
@@ -2258,6 +2306,7 @@ SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter) {
     }
     if (spdl__cuda_drain(cuda) != SPDL_OK) spdl__copies_settle(cuda, cuda->stream);
     spdl__cuda_reap_until(cuda, spdl__load(&cuda->sent)); /* done or lost */
+    spdl__iter_unpin(cuda);
     spdl__store32(&cuda->iterating, 0);
     spdl__free(&cuda->desc.allocator, iter, iter->bytes);
     if (owns) spdl_cuda_close(cuda);

@@ -678,8 +678,7 @@ SPDL_FN(place_item, void, void) {
 /* GB/s, or with *cpu CPU nanoseconds for each byte. */
 static double in_place(bool cpu) {
     spdl_pipeline_desc desc = { .workers = 2 };
-    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next,
-                                      .item_bytes = PLACE_BYTES / PLACES };
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next };
     const uint64_t count = count_for(PLACE_BYTES);
     spdl_pipeline *p = NULL;
     spdl_cuda_stats stats;

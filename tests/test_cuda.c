@@ -39,6 +39,12 @@ static spdl_cuda *open_small(int device_slots) {
     return flow_open(&desc);
 }
 
+static spdl_result open_iter(spdl_cuda_iter **it, spdl_next_fn next, void *source,
+                             spdl_error *error) {
+    const spdl_cuda_iter_desc desc = { .next = next, .source = source, .error = error };
+    return spdl_cuda_iter_open(it, &desc);
+}
+
 static spdl_cuda_batch sent(spdl_cuda *cuda, uint64_t seed) {
     spdl_cuda_batch batch;
     REQUIRE(flow_send(cuda, &batch, 1000, seed, SPDL_FOREVER) == SPDL_OK);
@@ -112,7 +118,10 @@ static void what_does_not_fit_is_refused(void) {
     spdl_cuda *cuda = open_small(0);
     spdl_cuda_view view = { .data = data, .bytes = FLOW_SLOT + 1 };
     spdl_cuda_batch batch;
+    spdl_error error;
     CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER), SPDL_E_LIMIT);
+    spdl_cuda_error(cuda, &error);
+    CHECK(strstr(error.text, "16385 bytes") != NULL && strstr(error.text, "16384") != NULL);
     view.data = NULL;
     view.bytes = 1;
     CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER), SPDL_E_INVALID);
@@ -862,7 +871,7 @@ SPDL_FN(place_item, void, void) {
 /* Stages write into the memory that the device reads: no copy by the CPU. */
 static void batches_in_place_are_pinned(void) {
     spdl_pipeline_desc workers = { .workers = 3 };
-    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next, .item_bytes = ITEM };
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next };
     void *stream = kit_stream(false);
     spdl_cuda_iter *it = NULL;
     spdl_pipeline *p = NULL;
@@ -900,7 +909,7 @@ SPDL_FN(plain_source, void, void) {
 
 /* What is no batch in place is told, and goes back. */
 static void what_is_not_in_place_is_refused(void) {
-    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next, .item_bytes = ITEM };
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next };
     spdl_cuda *cuda = open_small(3);
     spdl_cuda_iter *it = NULL;
     spdl_pipeline *p = NULL;
@@ -978,13 +987,11 @@ static void an_iterator_needs_a_right_desc(void) {
         spdl_next_fn next;
         spdl_cuda_view_fn view;
         int depth;
-        size_t item_bytes;
         const char *text;
     } wrong[] = {
-        { NULL, flow_view, 0, 0, "next is NULL" },
-        { flow_next, flow_view, -1, 0, "depth must be 0 to" },
-        { flow_next, flow_view, 3, 0, "depth must be 0 to" },
-        { flow_next, NULL, 0, 0, "item_bytes" },
+        { NULL, flow_view, 0, "next is NULL" },
+        { flow_next, flow_view, -1, "depth must be 0 to" },
+        { flow_next, flow_view, 3, "depth must be 0 to" },
     };
     spdl_cuda *cuda = open_small(3);
     spdl_cuda_iter *it;
@@ -998,7 +1005,6 @@ static void an_iterator_needs_a_right_desc(void) {
         desc.next = wrong[i].next;
         desc.view = wrong[i].view;
         desc.depth = wrong[i].depth;
-        desc.item_bytes = wrong[i].item_bytes;
         desc.error = &error;
         it = (spdl_cuda_iter *)(void *)&desc;
         CHECK_EQ(spdl_cuda_iter_create(&it, cuda, &desc), SPDL_E_INVALID);
@@ -1066,7 +1072,7 @@ static void an_item_that_cannot_be_sent_ends_it(void) {
         spdl_result returns, result;
         const char *text;
     } cases[] = {
-        { TOO_LARGE, SPDL_OK, SPDL_E_INVALID, "larger than slot_bytes" },
+        { TOO_LARGE, SPDL_OK, SPDL_E_INVALID, "slot_bytes is 16384" },
         { NO_DATA, SPDL_OK, SPDL_E_INVALID, "data is NULL" },
         { RETURNS, SPDL_E_IO, SPDL_E_IO, "" },
         { RETURNS, SPDL_E_LIMIT, SPDL_E_LIMIT, "" },
@@ -1160,7 +1166,7 @@ static spdl_result null_next(void *source, void **out, int64_t timeout_ns) {
 
 /* Where batches in place are expected. */
 static void null_is_no_batch(void) {
-    const spdl_cuda_iter_desc desc = { .next = null_next, .item_bytes = 10 };
+    const spdl_cuda_iter_desc desc = { .next = null_next };
     spdl_cuda *cuda = open_small(2);
     spdl_cuda_iter *it = NULL;
     spdl_cuda_batch batch;
@@ -1171,7 +1177,7 @@ static void null_is_no_batch(void) {
     CHECK(strstr(error.text, "not a batch in place") != NULL);
     spdl_cuda_iter_destroy(it);
     spdl_cuda_close(cuda);
-    CHECK_EQ(spdl_cuda_iter_open(&it, null_next, NULL, 10, &error), SPDL_E_INVALID);
+    CHECK_EQ(open_iter(&it, null_next, NULL, &error), SPDL_E_INVALID);
     CHECK(it == NULL && strstr(error.text, "first item") != NULL);
     finish();
 }
@@ -1262,7 +1268,7 @@ static void an_iterator_for_each_stream(void) {
         REQUIRE(spdl_pipeline_create(&p[k], &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
             SPDL_SOURCE(place_source), SPDL_PIPE(place_item, .concurrency = 2),
             SPDL_BATCH(ITEMS, .item_bytes = ITEM), SPDL_SINK(2))) == SPDL_OK);
-        REQUIRE(spdl_cuda_iter_open(&it[k], spdl_pipeline_next, p[k], ITEM, &error) == SPDL_OK);
+        REQUIRE(open_iter(&it[k], spdl_pipeline_next, p[k], &error) == SPDL_OK);
     }
     for (round = 0; round <= 40; ++round)
         for (k = 0; k < STREAMS; ++k) {
@@ -1282,6 +1288,170 @@ static void an_iterator_for_each_stream(void) {
     finish();
 }
 
+enum { BLOCK = 16 << 10 };
+
+SPDL_FN(block_item, void, void) {
+    const uint64_t n = spdl_sequence(task);
+    if (n == 8 * 100 + 3) return SPDL_END;
+    *out = spdl_buffer(task);
+    if (*out == NULL) return SPDL_E_NOMEM;
+    kit_fill(*out, BLOCK, n);
+    return SPDL_OK;
+}
+
+/* The shortest program: its pipeline knows nothing of a device. Each block is pinned once, and no
+   longer than the iterator lives; a second iterator goes on. */
+static void blocks_of_a_pipeline_are_pinned(void) {
+    spdl_pipeline *p = NULL;
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    void *stream = kit_stream(false);
+    uint64_t n = 0;
+    int round;
+    kit_disorder(test_seed());
+    REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
+        SPDL_SOURCE(block_item), SPDL_BATCH(8, .item_bytes = BLOCK),
+        SPDL_SINK(3))) == SPDL_OK);
+    for (round = 0; round < 2; ++round) {
+        SIM(sim_stats stats);
+        size_t pinned = 0;
+        REQUIRE(open_iter(&it, spdl_pipeline_next, p, &error) == SPDL_OK);
+        while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) {
+            uint64_t i;
+            for (i = 0; i < batch.bytes / BLOCK; ++i, ++n)
+                kit_check(stream, (char *)batch.data + i * BLOCK, BLOCK, n);
+            pinned = flow_stats(batch.cuda).pinned_bytes;
+            CHECK(pinned >= 8 * BLOCK && pinned % 4096 == 0);
+            CHECK_EQ(flow_stats(batch.cuda).pageable_bytes, 0);
+            if (n == 8 * 20) break;
+        }
+        if (round == 0) n = 8 * flow_stats(batch.cuda).batches; /* some were sent ahead */
+        CHECK(pinned <= 16 * (8 * BLOCK + 4096));
+        CHECK_EQ(kit_wrong(), 0);
+        spdl_cuda_iter_destroy(it);
+        SIM(sim_get_stats(&stats));
+        SIM(CHECK_EQ(stats.pins, 0));
+    }
+    CHECK_EQ(n, 8 * 100 + 3);
+    spdl_pipeline_destroy(p);
+    kit_stream_free(stream);
+    finish();
+}
+
+enum { PICTURES = 8 };
+
+/* Each array is contiguous on the device, as kernels want it. */
+typedef struct pictures {
+    uint32_t label[PICTURES];
+    unsigned char pixel[PICTURES][BLOCK];
+} pictures;
+
+SPDL_FN(take_pictures, spdl_batch, pictures) {
+    size_t i;
+    *out = spdl_buffer(task);
+    if (*out == NULL) return SPDL_E_NOMEM;
+    memset(*out, 0, sizeof **out);
+    for (i = 0; i < in->count; ++i) {
+        const uint64_t n = ((const spdl_index *)in->items[i])->index;
+        (*out)->label[i] = (uint32_t)n;
+        kit_fill((*out)->pixel[i], BLOCK, n);
+    }
+    return SPDL_OK;
+}
+
+/* Images and labels of a batch by one copy, filled in place by several workers. */
+static void a_struct_of_arrays_is_one_copy(void) {
+    spdl_pipeline *p = NULL;
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    spdl_cuda_iter_desc desc = { .next = spdl_pipeline_next, .buffers = true, .error = &error };
+    void *stream = kit_stream(false);
+    uint32_t label[PICTURES];
+    uint64_t n = 0, i;
+    kit_disorder(test_seed());
+    REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 3 }, SPDL_STAGES(
+        SPDL_COUNT(40 * PICTURES), SPDL_BATCH(PICTURES),
+        SPDL_PIPE(take_pictures, .item_bytes = sizeof(pictures), .concurrency = 3,
+                  .free_item = spdl_buffer_free),
+        SPDL_SINK(3))) == SPDL_OK);
+    desc.source = p;
+    REQUIRE(spdl_cuda_iter_open(&it, &desc) == SPDL_OK);
+    while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) {
+        const pictures *on_device = (const pictures *)batch.data;
+        REQUIRE(batch.bytes == sizeof(pictures));
+        CHECK_EQ(flow_peek(&batch, 0, label, sizeof label, stream), SPDL_OK);
+        for (i = 0; i < PICTURES; ++i, ++n) {
+            CHECK_EQ(label[i], n);
+            kit_check(stream, on_device->pixel[i], BLOCK, n);
+        }
+    }
+    CHECK_EQ(n, 40 * PICTURES);
+    CHECK_EQ(flow_stats(batch.cuda).batches, 40);
+    CHECK_EQ(flow_stats(batch.cuda).pageable_bytes, 0);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_iter_destroy(it);
+    spdl_pipeline_destroy(p);
+    kit_stream_free(stream);
+    finish();
+}
+
+/* An iterator of the program's own spdl_cuda ends before the spdl_cuda, and the pipeline between. */
+static void blocks_are_pinned_as_long_as_they_live(void) {
+    spdl_cuda_desc desc = flow_desc(8 * BLOCK);
+    spdl_cuda *cuda = flow_open(&desc);
+    void *stream = kit_stream(false);
+    uint64_t n;
+    int round;
+    flow_lines = 0;
+    for (round = 0; round < 2; ++round) {
+        spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next };
+        spdl_cuda_iter *it = NULL;
+        spdl_pipeline *p = NULL;
+        spdl_cuda_batch batch;
+        REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
+            SPDL_SOURCE(block_item), SPDL_BATCH(8, .item_bytes = BLOCK),
+            SPDL_SINK(3))) == SPDL_OK);
+        iter_desc.source = p;
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+        for (n = 0; n < 20; ++n) {
+            REQUIRE(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK);
+            kit_check(stream, batch.data, BLOCK, n * 8);
+        }
+        spdl_cuda_iter_destroy(it);
+        spdl_pipeline_destroy(p);
+        CHECK_EQ(flow_stats(cuda).pinned_bytes, 0);
+    }
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
+    CHECK_EQ(flow_lines, 0);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
+}
+
+static void iter_open_takes_a_device_and_a_logger(void) {
+    spdl_pipeline *p = NULL;
+    spdl_cuda_iter *it = NULL;
+    spdl_error error;
+    spdl_cuda_iter_desc desc = { .next = spdl_pipeline_next, .error = &error,
+                                 .logger = { flow_log_all, NULL } };
+    REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 1 }, SPDL_STAGES(
+        SPDL_SOURCE(block_item), SPDL_BATCH(8, .item_bytes = BLOCK), SPDL_SINK(3))) == SPDL_OK);
+    desc.source = p;
+    desc.device = SPDL_CUDA_ORDINAL(99);
+    CHECK_EQ(spdl_cuda_iter_open(&it, &desc), SPDL_E_NOT_FOUND);
+    CHECK(it == NULL && strstr(error.text, "no device 99") != NULL);
+    SIM(sim_set_devices(2));
+    SIM(desc.device = SPDL_CUDA_ORDINAL(1));
+    SIM(REQUIRE(spdl_cuda_iter_open(&it, &desc) == SPDL_OK));
+    SIM(CHECK(strstr(flow_line, "device 1") != NULL));
+    spdl_cuda_iter_destroy(it);
+    spdl_pipeline_destroy(p);
+    finish();
+}
+
 /* Its first item goes back. */
 static void an_iterator_may_end_unused(void) {
     spdl_pipeline *p = NULL;
@@ -1290,7 +1460,7 @@ static void an_iterator_may_end_unused(void) {
     REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 1 }, SPDL_STAGES(
         SPDL_SOURCE(place_source), SPDL_PIPE(place_item), SPDL_BATCH(ITEMS, .item_bytes = ITEM),
         SPDL_SINK(2))) == SPDL_OK);
-    REQUIRE(spdl_cuda_iter_open(&it, spdl_pipeline_next, p, ITEM, &error) == SPDL_OK);
+    REQUIRE(open_iter(&it, spdl_pipeline_next, p, &error) == SPDL_OK);
     spdl_cuda_iter_destroy(it);
     spdl_pipeline_destroy(p);
     finish();
@@ -1321,10 +1491,10 @@ static void a_loader_in_one_call(void) {
         SPDL_SOURCE(loader_item, .item_bytes = FLOW_SLOT), SPDL_SINK(2))) == SPDL_OK);
     spdl_loader_arena(loader, &arena, NULL, NULL);
     CHECK_EQ(cudaHostRegister(arena, 4096, cudaHostRegisterDefault), cudaSuccess);
-    CHECK_EQ(spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error), SPDL_E_INVALID);
+    CHECK_EQ(open_iter(&it, spdl_loader_next_fn, loader, &error), SPDL_E_INVALID);
     CHECK(it == NULL && strstr(error.text, "only a part") != NULL);
     CHECK_EQ(cudaHostUnregister(arena), cudaSuccess);
-    REQUIRE(spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error) == SPDL_OK);
+    REQUIRE(open_iter(&it, spdl_loader_next_fn, loader, &error) == SPDL_OK);
     stream = kit_stream(false);
     for (; spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK; ++n) {
         CHECK_EQ(batch.bytes, FLOW_SLOT);
@@ -1356,7 +1526,7 @@ static void short_batches_first(spdl_next_fn next, void *source) {
     spdl_error error;
     void *stream = kit_stream(false);
     int n = 0;
-    REQUIRE(spdl_cuda_iter_open(&it, next, source, ITEM, &error) == SPDL_OK);
+    REQUIRE(open_iter(&it, next, source, &error) == SPDL_OK);
     while (n < 6) {
         const spdl_result result = spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER);
         if (result == SPDL_END) continue;
@@ -1405,17 +1575,26 @@ static void what_cannot_be_opened_is_told(void) {
     spdl_cuda_iter *it = (spdl_cuda_iter *)(void *)&ends;
     spdl_pipeline *p = NULL;
     spdl_error error;
-    CHECK_EQ(spdl_cuda_iter_open(NULL, next_fails, &ends, ITEM, &error), SPDL_E_INVALID);
-    CHECK_EQ(spdl_cuda_iter_open(&it, NULL, &ends, ITEM, &error), SPDL_E_INVALID);
+    const spdl_cuda_iter_desc viewed = { .next = next_fails, .source = &ends, .view = flow_view,
+                                         .error = &error };
+    CHECK_EQ(open_iter(NULL, next_fails, &ends, &error), SPDL_E_INVALID);
+    CHECK_EQ(open_iter(&it, NULL, &ends, &error), SPDL_E_INVALID);
     CHECK(it == NULL && strstr(error.text, "next is NULL") != NULL);
-    CHECK_EQ(spdl_cuda_iter_open(&it, next_fails, &ends, 0, &error), SPDL_E_INVALID);
-    CHECK_EQ(spdl_cuda_iter_open(&it, next_fails, &ends, ITEM, &error), SPDL_END);
+    CHECK_EQ(spdl_cuda_iter_open(&it, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_iter_open(&it, &viewed), SPDL_E_INVALID);
+    CHECK(it == NULL && strstr(error.text, "view is set") != NULL);
+    CHECK_EQ(open_iter(&it, next_fails, &ends, &error), SPDL_END);
     CHECK(strstr(error.text, "first item") != NULL);
+    REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 1 }, SPDL_STAGES(
+        SPDL_SOURCE(plain_source), SPDL_BATCH(2), SPDL_SINK(2))) == SPDL_OK);
+    CHECK_EQ(open_iter(&it, spdl_pipeline_next, p, &error), SPDL_E_INVALID);
+    CHECK(it == NULL && strstr(error.text, "not a batch in place") != NULL);
+    spdl_pipeline_destroy(p);
     REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 1 }, SPDL_STAGES(
         SPDL_SOURCE(place_source), SPDL_PIPE(place_item), SPDL_BATCH(ITEMS, .item_bytes = ITEM),
         SPDL_SINK(2))) == SPDL_OK);
     CHECK_EQ(setenv("SPDL_LIBCUDA", "/nothing/libcuda.so", 1), 0);
-    CHECK_EQ(spdl_cuda_iter_open(&it, spdl_pipeline_next, p, ITEM, &error), SPDL_E_NOT_FOUND);
+    CHECK_EQ(open_iter(&it, spdl_pipeline_next, p, &error), SPDL_E_NOT_FOUND);
     CHECK(it == NULL && strstr(error.text, "driver") != NULL);
     spdl_pipeline_destroy(p);
 }
@@ -1846,6 +2025,10 @@ TEST_TABLE(cuda) {
     TEST_CASE(batches_in_place_are_pinned),
     TEST_CASE(what_is_not_in_place_is_refused),
     TEST_CASE(an_iterator_for_each_stream),
+    TEST_CASE(blocks_of_a_pipeline_are_pinned),
+    TEST_CASE(a_struct_of_arrays_is_one_copy),
+    TEST_CASE(blocks_are_pinned_as_long_as_they_live),
+    TEST_CASE(iter_open_takes_a_device_and_a_logger),
     TEST_CASE(an_iterator_may_end_unused),
     TEST_CASE(a_loader_in_one_call),
     TEST_CASE(the_first_batch_may_be_short),
