@@ -25,9 +25,9 @@
    PINNED MEMORY is what a device copies from without the CPU. Other memory is sent, only slower.
        a loader     iter_open, or spdl_cuda_adopt, pins the arena of spdl_loader_arena
        batches      in place, SPDL_BATCH(n, .item_bytes = b), and buffers (desc.buffers), such as
-                    a struct of images and labels: the iterator pins them at first sight
+                    a struct of images and labels: iter_open, at first sight
        a pipeline   desc.allocator = spdl_cuda_allocator(cuda), of an spdl_cuda that is opened
-                    first: spdl_buffer(task) is pinned, too, near the device and on huge pages
+                    first: the blocks of all rows are pinned, near the device and on huge pages
        by hand      memory of the allocator, which `release` of the view gives back
        by others    cudaHostAlloc, cudaHostRegister, another spdl_cuda: the driver knows
 
@@ -42,7 +42,7 @@
        D4  no copy goes into an output that the host has not freed
 
    CONTENTS (search for the tag)
-       >>probe  >>slots  >>outputs  >>iterator                             declarations
+       >>count  >>slots  >>outputs  >>iterator                             declarations
        >>driver-impl  >>state-impl  >>memory-impl  >>copy-impl  >>slots-impl
        >>outputs-impl  >>open-impl  >>iterator-impl  >>license             implementation
 
@@ -89,18 +89,12 @@ extern "C" {
 typedef void *spdl_cuda_stream; /* a cudaStream_t */
 
 /* ============================================================================================= */
-/* >>probe */
+/* >>count */
 
-typedef struct spdl_cuda_info {
-    int device_count; /* usable ones */
-    char name[64];    /* of the first one */
-    char reason[160]; /* for no device; empty if there is one */
-} spdl_cuda_info;
-
-/* Finds the CUDA devices, or the reason for none: no driver, an old driver, no device, or an error
+/* Returns the number of devices, or 0 with *error: no driver, an old driver, no device, or an error
    of the driver. Makes no context. Any thread may call it.
    Blocks:  while the driver starts, the first time. */
-SPDL_API void spdl_cuda_probe(spdl_cuda_info *info);
+SPDL_API int spdl_cuda_count(spdl_error *error);
 
 /* ============================================================================================= */
 /* >>slots
@@ -124,8 +118,6 @@ typedef struct spdl_cuda_desc {
     int device SPDL__ZERO; /* 0: that of the calling thread, whose context has to exist (of the
                             runtime, since CUDA 12 cudaSetDevice makes it); or SPDL_CUDA_ORDINAL */
     int device_slots SPDL__ZERO;    /* default 3 */
-    void *device_memory SPDL__ZERO; /* optional, for the device slots: each has slot_bytes,
-                                       rounded up to SPDL_CUDA_ALIGN */
     size_t output_bytes SPDL__ZERO; /* the largest output; 0: no outputs */
     int output_slots SPDL__ZERO;    /* default 4 with outputs */
     spdl_allocator allocator SPDL__ZERO;
@@ -402,28 +394,23 @@ enum { /* flags and attributes */
 #define SPDL__CUDA_CALLS(X) \
     X(Init, "", (unsigned flags)) \
     X(GetErrorString, "", (int error, const char **text)) \
-    X(DeviceGetCount, "", (int *count)) \
-    X(DeviceGet, "", (int *device, int ordinal)) \
+    X(DeviceGetCount, "", (int *count)) X(DeviceGet, "", (int *device, int ordinal)) \
     X(DeviceGetName, "", (char *name, int bytes, int device)) \
     X(DeviceGetAttribute, "", (int *value, int attribute, int device)) \
     X(DevicePrimaryCtxRetain, "", (void **context, int device)) \
     X(DevicePrimaryCtxRelease, "_v2", (int device)) \
-    X(CtxGetCurrent, "", (void **context)) \
-    X(CtxPushCurrent, "_v2", (void *context)) \
-    X(CtxPopCurrent, "_v2", (void **context)) \
-    X(CtxGetDevice, "", (int *device)) \
+    X(CtxGetCurrent, "", (void **context)) X(CtxPushCurrent, "_v2", (void *context)) \
+    X(CtxPopCurrent, "_v2", (void **context)) X(CtxGetDevice, "", (int *device)) \
     X(CtxSynchronize, "", (void)) \
     X(ThreadExchangeStreamCaptureMode, "", (int *mode)) \
     X(StreamCreate, "", (void **stream, unsigned flags)) \
-    X(StreamDestroy, "_v2", (void *stream)) \
-    X(StreamSynchronize, "", (void *stream)) \
+    X(StreamDestroy, "_v2", (void *stream)) X(StreamSynchronize, "", (void *stream)) \
     X(StreamWaitEvent, "", (void *stream, void *event, unsigned flags)) \
     X(StreamIsCapturing, "", (void *stream, int *status)) \
     X(StreamGetCtx, "", (void *stream, void **context)) \
     X(EventCreate, "", (void **event, unsigned flags)) \
     X(EventDestroy, "_v2", (void *event)) \
-    X(EventRecord, "", (void *event, void *stream)) \
-    X(EventQuery, "", (void *event)) \
+    X(EventRecord, "", (void *event, void *stream)) X(EventQuery, "", (void *event)) \
     X(EventSynchronize, "", (void *event)) \
     X(MemAlloc, "_v2", (uint64_t *memory, size_t bytes)) \
     X(MemFree, "_v2", (uint64_t memory)) \
@@ -474,36 +461,23 @@ SPDL__PRIVATE const char *spdl__cuda_text(const spdl__cuda_api *api, int error) 
     return text;
 }
 
-SPDL__PRIVATE int spdl__cuda_name(const spdl__cuda_api *api, int ordinal, char name[64]) {
-    int handle, error = api->DeviceGet(&handle, ordinal);
-    name[0] = '\0';
-    return error != 0 ? error : api->DeviceGetName(name, 64, handle);
-}
-
-/* Returns the number of devices; 0 with info->reason. */
-SPDL__PRIVATE int spdl__cuda_count(spdl__cuda_api *api, spdl_cuda_info *info) {
-    const char *call = "cuInit", *why = spdl__cuda_fill(api);
-    int error = 0, count = 0;
-    if (why == NULL) error = api->Init(0);
-    if (why == NULL && error == 0) error = api->DeviceGetCount((call = "cuDeviceGetCount", &count));
-    if (error == 0 && count > 0) return count;
-    if (why == NULL) why = error != 0 ? spdl__cuda_text(api, error) : "the driver sees no device";
-    (void)snprintf(info->reason, sizeof(info->reason), "%s%s%.100s", error != 0 ? call : "",
-                   error != 0 ? ": " : "", why);
+/* Returns the number of devices; 0 with *error. */
+SPDL__PRIVATE int spdl__cuda_count(spdl__cuda_api *api, spdl_error *error) {
+    const char *call = "", *why = spdl__cuda_fill(api);
+    int code = 0, count = 0;
+    if (why == NULL) code = api->Init((call = "cuInit: ", 0));
+    if (why == NULL && code == 0) code = api->DeviceGetCount((call = "cuDeviceGetCount: ", &count));
+    if (code == 0 && count > 0) return count;
+    if (code == 0) call = "";
+    if (why == NULL) why = code != 0 ? spdl__cuda_text(api, code) : "the driver sees no device";
+    (void)spdl__error_set(error, SPDL_E_NOT_FOUND, "cuda: there is no device: %s%.100s", call, why);
     return 0;
 }
 
-SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
+SPDL_API int spdl_cuda_count(spdl_error *error) {
     spdl__cuda_api api;
-    int error;
-    if (info == NULL) return;
-    memset(info, 0, sizeof(*info));
-    info->device_count = spdl__cuda_count(&api, info);
-    error = info->device_count > 0 ? spdl__cuda_name(&api, 0, info->name) : 0;
-    if (error == 0) return;
-    info->device_count = 0;
-    (void)snprintf(info->reason, sizeof(info->reason), "device 0: %.100s",
-                   spdl__cuda_text(&api, error));
+    spdl__error_clear(error);
+    return spdl__cuda_count(&api, error);
 }
 
 /* ============================================================================================= */
@@ -587,7 +561,6 @@ typedef struct spdl__cuda_slab {
     size_t bytes;
     size_t pinned; /* registered bytes from base on: all or none */
     bool ours;     /* mapped by us; no arena */
-    bool seen;     /* a block of the iterator's source */
     struct spdl__cuda_slab *spare; /* the next one that was given back to the allocator */
 } spdl__cuda_slab;
 
@@ -601,7 +574,7 @@ struct spdl_cuda {
     uint32_t *ours; /* 1, on a page that a fork clears: getpid is a system call; NULL: none */
     void *context;             /* primary */
     void *stream, *loose, *back; /* copies to the device; those of pageable memory; back */
-    uint64_t memory;           /* of outputs, and of device slots without desc.device_memory */
+    uint64_t memory;           /* of device slots, then outputs */
     size_t stride, output_stride, table_bytes;
     spdl__cuda_slab *outputs_at; /* host side */
     spdl__cuda_slot *slot;       /* one block, with the next four */
@@ -1110,28 +1083,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadli
     return result;
 }
 
-/* Reclaims the copies that are done. */
-SPDL__PRIVATE spdl_result spdl__cuda_reap_done(spdl_cuda *cuda) {
-    spdl_result result = SPDL_OK;
-    bool done = true;
-    while (result == SPDL_OK && done && spdl__cuda_in_flight(cuda) > 0) {
-        const uint64_t oldest = spdl__load(&cuda->reclaimed);
-        result = spdl__event_ask(cuda, spdl__cuda_transfer_of(cuda, oldest)->event, &done);
-        if (done) spdl__cuda_reap_until(cuda, oldest + 1);
-    }
-    return result;
-}
-
-SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
-    spdl_result result = SPDL_OK;
-    while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0) {
-        const uint64_t until = spdl__load(&cuda->sent);
-        result = spdl__event_ask(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event, NULL);
-        if (result == SPDL_OK) spdl__cuda_reap_until(cuda, until);
-    }
-    return result;
-}
-
 SPDL__PRIVATE void spdl__cuda_stalled(spdl_cuda *cuda, const char *what) {
     const int inputs = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
     if (spdl__exchange32(&cuda->told_stall, 1) != 0) return;
@@ -1153,8 +1104,10 @@ SPDL__PRIVATE spdl_result spdl__free_pop(spdl_cuda *cuda, spdl_ring *ring, void 
     if (result == SPDL_OK) return result;
     now = start = spdl_time_ns();
     while (result == SPDL_EMPTY || result == SPDL_TIMEOUT) {
-        const spdl_result reaped = spdl__cuda_reap_done(cuda);
-        if (reaped != SPDL_OK) return reaped;
+        spdl_result reaped = SPDL_OK;
+        while (reaped == SPDL_OK && spdl__cuda_in_flight(cuda) > 0)
+            reaped = spdl__cuda_await_copy(cuda, 0, false);
+        if (reaped != SPDL_OK && reaped != SPDL_TIMEOUT) return reaped;
         if (now >= deadline) return SPDL_TIMEOUT;
         if (now - start >= second) spdl__cuda_stalled(cuda, what);
         until = now - start >= second ? deadline : spdl__min(deadline, start + second);
@@ -1689,23 +1642,19 @@ SPDL__PRIVATE int spdl__cuda_ordinal(const spdl_cuda *cuda, const char **why) {
 }
 
 SPDL__PRIVATE spdl_result spdl__cuda_choose(spdl_cuda *cuda) {
+    const int count = spdl__cuda_count(&cuda->api, &cuda->error);
+    char name[64] = "";
     const char *why;
-    spdl_cuda_info info;
     spdl_result result;
-    int count;
-    memset(&info, 0, sizeof(info));
-    count = spdl__cuda_count(&cuda->api, &info);
-    if (count == 0)
-        return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND, "cuda: there is no device: %s",
-                               info.reason);
+    if (count == 0) return SPDL_E_NOT_FOUND;
     cuda->device = spdl__cuda_ordinal(cuda, &why);
     if (cuda->device >= count)
         return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND, "cuda: there is no device %d: this "
                                "process sees %d", cuda->device, count);
-    (void)spdl__cuda_name(&cuda->api, cuda->device, info.name);
-    spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "cuda: device %d, %s (%s)", cuda->device,
-               info.name, why);
     result = SPDL__CUDA_TRY(cuda, DeviceGet, (&cuda->handle, cuda->device));
+    if (result == SPDL_OK) (void)cuda->api.DeviceGetName(name, sizeof(name), cuda->handle);
+    spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "cuda: device %d, %s (%s)", cuda->device, name,
+               why);
     if (result == SPDL_OK &&
         cuda->api.DeviceGetAttribute(&cuda->numa_node, SPDL__CU_ATTR_NUMA_NODE, cuda->handle) != 0)
         cuda->numa_node = -1;
@@ -1738,13 +1687,10 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_host(spdl_cuda *cuda) {
 }
 
 SPDL__PRIVATE spdl_result spdl__cuda_malloc(spdl_cuda *cuda) {
-    const size_t inputs = cuda->desc.device_memory == NULL ? (size_t)cuda->desc.device_slots : 0;
-    const size_t bytes = inputs * cuda->stride +
+    const size_t bytes = (size_t)cuda->desc.device_slots * cuda->stride +
                          (size_t)cuda->desc.output_slots * cuda->output_stride;
+    const int code = cuda->api.MemAlloc(&cuda->memory, bytes);
     spdl_result result;
-    int code;
-    if (bytes == 0) return SPDL_OK;
-    code = cuda->api.MemAlloc(&cuda->memory, bytes);
     if (code == 0) return SPDL_OK;
     cuda->memory = 0;
     result = spdl__cuda_fail(cuda, "cuMemAlloc", code);
@@ -1796,7 +1742,6 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
     uintptr_t device = (uintptr_t)cuda->memory;
     void **copied = cuda->event, **read = cuda->event + inputs + outputs;
     int i, k;
-    if (cuda->desc.device_memory != NULL) device = (uintptr_t)cuda->desc.device_memory;
     for (i = 0; i < inputs; ++i) {
         spdl__cuda_slot *slot = &cuda->slot[i];
         slot->batch.data = (void *)(device + (size_t)i * cuda->stride);
@@ -1807,8 +1752,7 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
         cuda->transfer[i].event = *copied++;
         (void)spdl_ring_try_push(cuda->free_slots, &slot);
     }
-    device = (uintptr_t)cuda->memory;
-    if (cuda->desc.device_memory == NULL) device += (size_t)inputs * cuda->stride;
+    device += (size_t)inputs * cuda->stride;
     for (i = 0; i < outputs; ++i) {
         spdl__cuda_output *output = &cuda->output[i];
         output->out.host = cuda->outputs_at->base + (size_t)i * cuda->output_stride;
@@ -1914,7 +1858,7 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
     spdl__copies_settle(cuda, cuda->stream);
     spdl__copies_settle(cuda, cuda->back);
     result = spdl__cuda_usable(cuda);
-    for (i = 0; i < cuda->events && result == SPDL_OK; ++i) /* the memory may be the caller's */
+    for (i = 0; i < cuda->events && result == SPDL_OK; ++i) /* readers, too */
         result = spdl__event_ask(cuda, cuda->event[i], NULL);
     spdl__cuda_reap_until(cuda, cuda->sent); /* idle or lost */
     spdl__cuda_release(cuda);
@@ -1979,8 +1923,8 @@ SPDL__PRIVATE spdl__batch *spdl__iter_block(const spdl_cuda_iter_desc *desc, voi
     return (spdl__batch *)(void *)((char *)item - head);
 }
 
-/* Pins the block of a batch in place, which has pages of its own, at first sight. From then on its
-   pool keeps all blocks until the pipeline ends, so none is unmapped while it is pinned. */
+/* Pins the block of a batch, which has pages of its own, until the spdl_cuda is closed. Its
+   pool then keeps all blocks until the pipeline ends, so none is unmapped while it is pinned. */
 SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__batch *batch) {
     spdl__batch_pool *pool = batch->pool;
     const size_t bytes = spdl__batch_bytes(pool);
@@ -1991,23 +1935,7 @@ SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__batch *batch) {
     pthread_mutex_unlock(&cuda->lock);
     if (slab != NULL) return;
     spdl__store(&pool->keep, UINT64_MAX);
-    if (spdl__slab_new(cuda, batch, spdl__round_up(bytes, SPDL__PAGE), &slab) == SPDL_OK)
-        slab->seen = true;
-}
-
-/* Unpins these blocks, when no copy runs: the source may end before the spdl_cuda. */
-SPDL__PRIVATE void spdl__iter_unpin(spdl_cuda *cuda) {
-    spdl__cuda_scope scope;
-    const bool entered = spdl__load32(&cuda->unloading) == 0 &&
-                         spdl__cuda_enter(cuda, &scope, true) == SPDL_OK;
-    int i, kept = 0;
-    pthread_mutex_lock(&cuda->lock);
-    for (i = 0; i < cuda->slabs; ++i)
-        if (cuda->slab[i]->seen) spdl__slab_end(cuda, cuda->slab[i], entered);
-        else cuda->slab[kept++] = cuda->slab[i];
-    cuda->slabs = kept;
-    pthread_mutex_unlock(&cuda->lock);
-    if (entered) spdl__cuda_leave(cuda, &scope);
+    (void)spdl__slab_new(cuda, batch, spdl__round_up(bytes, SPDL__PAGE), &slab);
 }
 
 SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl_cuda_view *view) {
@@ -2021,7 +1949,7 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
     } else if (batch == NULL || batch->shown.data == NULL) {
         result = spdl__cuda_invalid(iter->cuda, "iterator: an item is not a batch in place");
     } else {
-        spdl__iter_pin(iter->cuda, batch);
+        if (iter->owns) spdl__iter_pin(iter->cuda, batch);
         view->data = batch->shown.data;
         view->bytes = iter->desc.buffers ? batch->pool->block_bytes : batch->shown.bytes;
     }
@@ -2249,22 +2177,12 @@ SPDL__PRIVATE spdl_result spdl__iter_first(const spdl_cuda_iter_desc *desc, void
                            "cuda: iterator: the first item: %s", why);
 }
 
-SPDL__PRIVATE spdl_result spdl__iter_adopt(spdl_cuda *cuda, const spdl_cuda_iter_desc *desc) {
-    void *arena;
-    size_t bytes;
-    spdl_result result;
-    if (desc->next != spdl_loader_next_fn) return SPDL_OK;
-    spdl_loader_arena((const spdl_loader *)desc->source, &arena, &bytes, NULL);
-    result = spdl_cuda_adopt(cuda, arena, bytes);
-    if (result != SPDL_OK) spdl_cuda_error(cuda, desc->error);
-    return result;
-}
-
 SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, const spdl_cuda_iter_desc *desc) {
     spdl_cuda_desc slots;
     spdl_cuda *cuda = NULL;
     spdl_result result;
-    void *item = NULL;
+    void *item = NULL, *arena;
+    size_t bytes;
     if (iter == NULL) return SPDL_E_INVALID;
     *iter = NULL;
     if (desc == NULL) return SPDL_E_INVALID;
@@ -2278,7 +2196,11 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, const spdl_cuda_
     slots.error = desc->error;
     result = spdl__iter_first(desc, &item, &slots.slot_bytes);
     if (result == SPDL_OK) result = spdl_cuda_open(&cuda, &slots);
-    if (result == SPDL_OK) result = spdl__iter_adopt(cuda, desc);
+    if (result == SPDL_OK && desc->next == spdl_loader_next_fn) {
+        spdl_loader_arena((const spdl_loader *)desc->source, &arena, &bytes, NULL);
+        result = spdl_cuda_adopt(cuda, arena, bytes);
+        if (result != SPDL_OK) spdl_cuda_error(cuda, desc->error);
+    }
     if (result == SPDL_OK) result = spdl_cuda_iter_create(iter, cuda, desc);
     if (result == SPDL_OK) {
         (*iter)->owns = true;
@@ -2304,9 +2226,8 @@ SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter) {
         spdl__cuda_slot *slot = iter->queue[iter->first % (iter->desc.depth + 2)];
         if (slot != NULL) spdl__slot_end(cuda, slot);
     }
-    if (spdl__cuda_drain(cuda) != SPDL_OK) spdl__copies_settle(cuda, cuda->stream);
+    spdl__copies_settle(cuda, cuda->stream);
     spdl__cuda_reap_until(cuda, spdl__load(&cuda->sent)); /* done or lost */
-    spdl__iter_unpin(cuda);
     spdl__store32(&cuda->iterating, 0);
     spdl__free(&cuda->desc.allocator, iter, iter->bytes);
     if (owns) spdl_cuda_close(cuda);

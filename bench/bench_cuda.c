@@ -1196,14 +1196,12 @@ static void row_trainer_cpu(void) {
 }
 
 static void print_device(void) {
-    spdl_cuda_info info;
+    spdl_error error;
     FILE *to = bench_opt.json ? stderr : stdout;
-    spdl_cuda_probe(&info);
     if (SIMULATED)
         fputs("SIMULATION: there is no GPU here. The rows show that the bench runs; the figures\n"
               "say nothing about any device.\n", to);
-    else if (info.device_count == 0) bench_fail("no device: %s", info.reason);
-    else fprintf(to, "device: %s\n", info.name);
+    else if (spdl_cuda_count(&error) == 0) bench_fail("%s", error.text);
 }
 
 int main(int argc, char **argv) {

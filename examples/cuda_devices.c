@@ -27,16 +27,15 @@ SPDL_FN(load, void, Batch) {
 
 /* A spdl_cuda on each device, for batches out of the loader's arena. */
 static bool open_devices(spdl_cuda *cuda[DEVICES], spdl_loader *loader, spdl_error *error) {
-    spdl_cuda_info info;
+    const int count = spdl_cuda_count(error);
     void *arena;
     size_t bytes;
     int i;
-    spdl_cuda_probe(&info);
     spdl_loader_arena(loader, &arena, &bytes, NULL);
     for (i = 0; i < DEVICES; ++i) {
         const spdl_cuda_desc slots = { .slot_bytes = sizeof(Batch),
                                        .error = error,
-                                       .device = SPDL_CUDA_ORDINAL(i < info.device_count ? i : 0) };
+                                       .device = SPDL_CUDA_ORDINAL(i < count ? i : 0) };
         if (spdl_cuda_open(&cuda[i], &slots) != SPDL_OK) return false;
         if (spdl_cuda_adopt(cuda[i], arena, bytes) != SPDL_OK) {
             spdl_cuda_error(cuda[i], error);

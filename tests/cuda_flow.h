@@ -152,7 +152,8 @@ static inline spdl_result flow_reap_one(spdl_cuda *cuda, int64_t timeout_ns) {
     if (result != SPDL_OK) return result;
     if (spdl__cuda_in_flight(cuda) == 0) return SPDL_EMPTY;
     result = spdl__cuda_await_copy(cuda, spdl__deadline(timeout_ns), false);
-    if (result == SPDL_OK) (void)spdl__cuda_reap_done(cuda);
+    while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0)
+        if (spdl__cuda_await_copy(cuda, 0, false) != SPDL_OK) break;
     return result;
 }
 

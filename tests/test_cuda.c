@@ -53,43 +53,40 @@ static spdl_cuda_batch sent(spdl_cuda *cuda, uint64_t seed) {
 
 /* ---- slots ---- */
 
-static void probe_tells_what_there_is(void) {
-    spdl_cuda_info info;
-    memset(&info, 0xff, sizeof info);
-    spdl_cuda_probe(&info);
-    CHECK(info.device_count > 0);
-    CHECK_STR(info.reason, "");
-    CHECK(info.name[0] != '\0');
+static void devices_are_counted(void) {
+    spdl_error error;
+    memset(&error, 0xff, sizeof error);
+    CHECK(spdl_cuda_count(&error) > 0);
+    CHECK_EQ(error.result, SPDL_OK);
+    CHECK_STR(error.text, "");
+    CHECK(spdl_cuda_count(NULL) > 0);
     CHECK_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-static spdl_cuda_info probe_with(const char *library) {
-    spdl_cuda_info info;
+static int count_with(const char *library, spdl_error *error) {
     if (library == NULL) CHECK_EQ(unsetenv("SPDL_LIBCUDA"), 0);
     else CHECK_EQ(setenv("SPDL_LIBCUDA", library, 1), 0);
-    spdl_cuda_probe(&info);
-    return info;
+    return spdl_cuda_count(error);
 }
 
 /* Without a name for it, or with an empty one, the driver is libcuda.so.1, where there is one. */
 static void the_driver_has_a_name(void) {
-    const spdl_cuda_info named = probe_with("libcuda.so.1"), empty = probe_with(""),
-                         unset = probe_with(NULL);
-    CHECK_EQ(empty.device_count, named.device_count);
-    CHECK_EQ(unset.device_count, named.device_count);
-    CHECK_STR(empty.reason, named.reason);
-    CHECK_STR(unset.reason, named.reason);
-    if (named.device_count == 0) CHECK(named.reason[0] != '\0');
+    spdl_error named, empty, unset;
+    const int count = count_with("libcuda.so.1", &named);
+    CHECK_EQ(count_with("", &empty), count);
+    CHECK_EQ(count_with(NULL, &unset), count);
+    CHECK_STR(empty.text, named.text);
+    CHECK_STR(unset.text, named.text);
+    if (count == 0) CHECK(named.text[0] != '\0');
 }
 
 /* A library that is no driver, or an old one. */
 static void a_driver_without_its_functions_is_told(void) {
-    const spdl_cuda_info info = probe_with("libc.so.6");
     spdl_cuda_desc desc = flow_desc(FLOW_SLOT);
     spdl_cuda *cuda = (spdl_cuda *)&desc;
     spdl_error error;
-    CHECK_EQ(info.device_count, 0);
-    CHECK(strstr(info.reason, "lacks functions") != NULL);
+    CHECK_EQ(count_with("libc.so.6", &error), 0);
+    CHECK(strstr(error.text, "lacks functions") != NULL);
     desc.error = &error;
     CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_NOT_FOUND);
     CHECK(cuda == NULL && strstr(error.text, "lacks functions") != NULL);
@@ -261,30 +258,6 @@ static void threads_share_a_batch(void) {
     CHECK_EQ(kit_wrong(), 0);
     spdl_cuda_close(cuda);
     for (i = 0; i < 2; ++i) kit_stream_free(p.stream[i]);
-    finish();
-}
-
-/* Slots in memory of the caller; each has its number and its place for good. */
-static void device_memory_may_be_the_callers(void) {
-    spdl_cuda_desc desc = flow_desc(FLOW_SLOT);
-    void *memory = NULL, *stream = kit_stream(false);
-    spdl_cuda *cuda;
-    uint64_t i;
-    REQUIRE(cudaMalloc(&memory, 3 * FLOW_SLOT) == cudaSuccess);
-    desc.device_memory = memory;
-    cuda = flow_open(&desc);
-    for (i = 0; i < 10; ++i) {
-        spdl_cuda_batch batch = sent(cuda, i);
-        CHECK(batch.slot >= 0 && batch.slot < 3);
-        CHECK_EQ((char *)batch.data - (char *)memory, batch.slot * FLOW_SLOT);
-        CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
-        flow_read(&batch, stream, i);
-        CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
-    }
-    CHECK_EQ(kit_wrong(), 0);
-    spdl_cuda_close(cuda);
-    CHECK_EQ(cudaFree(memory), cudaSuccess);
-    kit_stream_free(stream);
     finish();
 }
 
@@ -1397,40 +1370,6 @@ static void a_struct_of_arrays_is_one_copy(void) {
     finish();
 }
 
-/* An iterator of the program's own spdl_cuda ends before the spdl_cuda, and the pipeline between. */
-static void blocks_are_pinned_as_long_as_they_live(void) {
-    spdl_cuda_desc desc = flow_desc(8 * BLOCK);
-    spdl_cuda *cuda = flow_open(&desc);
-    void *stream = kit_stream(false);
-    uint64_t n;
-    int round;
-    flow_lines = 0;
-    for (round = 0; round < 2; ++round) {
-        spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next };
-        spdl_cuda_iter *it = NULL;
-        spdl_pipeline *p = NULL;
-        spdl_cuda_batch batch;
-        REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
-            SPDL_SOURCE(block_item), SPDL_BATCH(8, .item_bytes = BLOCK),
-            SPDL_SINK(3))) == SPDL_OK);
-        iter_desc.source = p;
-        REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
-        for (n = 0; n < 20; ++n) {
-            REQUIRE(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK);
-            kit_check(stream, batch.data, BLOCK, n * 8);
-        }
-        spdl_cuda_iter_destroy(it);
-        spdl_pipeline_destroy(p);
-        CHECK_EQ(flow_stats(cuda).pinned_bytes, 0);
-    }
-    CHECK_EQ(kit_wrong(), 0);
-    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
-    CHECK_EQ(flow_lines, 0);
-    spdl_cuda_close(cuda);
-    kit_stream_free(stream);
-    finish();
-}
-
 static void iter_open_takes_a_device_and_a_logger(void) {
     spdl_pipeline *p = NULL;
     spdl_cuda_iter *it = NULL;
@@ -1967,7 +1906,6 @@ static void null_is_refused_by_every_function(void) {
             if (!CHECK_EQ(result[i], SPDL_E_INVALID)) fprintf(stderr, "   call %d\n", (int)i);
     }
     CHECK(none == NULL && no_iter == NULL && out == NULL);
-    spdl_cuda_probe(NULL);
     spdl_cuda_error(cuda, NULL);
     memset(&error, 0xff, sizeof error);
     spdl_cuda_error(NULL, &error);
@@ -1986,7 +1924,7 @@ static void null_is_refused_by_every_function(void) {
 }
 
 TEST_TABLE(cuda) {
-    TEST_CASE(probe_tells_what_there_is),
+    TEST_CASE(devices_are_counted),
     TEST_CASE(the_driver_has_a_name),
     TEST_CASE(a_driver_without_its_functions_is_told),
     TEST_CASE(every_size_arrives),
@@ -1995,7 +1933,6 @@ TEST_TABLE(cuda) {
     TEST_CASE(a_stream_reads_a_batch_once),
     TEST_CASE(several_streams_read_a_batch),
     TEST_CASE(threads_share_a_batch),
-    TEST_CASE(device_memory_may_be_the_callers),
     TEST_CASE(full_slots_are_back_pressure),
 #ifndef CUDA_REAL
     TEST_CASE(a_number_comes_back_with_its_copy),
@@ -2027,7 +1964,6 @@ TEST_TABLE(cuda) {
     TEST_CASE(an_iterator_for_each_stream),
     TEST_CASE(blocks_of_a_pipeline_are_pinned),
     TEST_CASE(a_struct_of_arrays_is_one_copy),
-    TEST_CASE(blocks_are_pinned_as_long_as_they_live),
     TEST_CASE(iter_open_takes_a_device_and_a_logger),
     TEST_CASE(an_iterator_may_end_unused),
     TEST_CASE(a_loader_in_one_call),
