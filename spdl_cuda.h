@@ -51,25 +51,26 @@
        arena         memory of the caller that is pinned where it is (spdl_cuda_adopt)
        copy stream   a stream of the library; there is one for each direction
        reader        a stream that a batch was made ready on and that is not done with it
-       lost          a CUDA error that no call can clear; only a new process helps
+       lost          a CUDA error that no call can clear: destroy the iterator, then the pipeline,
+                     close the spdl_cuda, and start a new process
 
    THREADS: any thread may send. In the child of a fork every call on an open spdl_cuda returns
-   SPDL_E_CUDA_FORKED and touches nothing. (If the process forks, map memory that you adopt
-   MAP_SHARED: before Linux 5.9 a fork moves private pages away from under the device.) Calls use
-   the device of the spdl_cuda. They leave the thread's current device, and the errors of its
-   earlier CUDA calls, as they are. Captures of CUDA graphs on other threads and streams are not
-   disturbed; a stream that is being captured is refused.
+   SPDL_E_CUDA_FORKED and touches nothing. (Before Linux 5.9 a fork moves private pages away from
+   under the device: fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls leave
+   the thread's current device, and the errors of its earlier CUDA calls, as they are. Captures of
+   CUDA graphs on other threads and streams are not disturbed; a captured stream is refused.
 
    STREAMS (a cudaStream_t each) are of the device of the spdl_cuda: one that was made, 0,
    cudaStreamLegacy or cudaStreamPerThread. For the last three that device must be current where
    kernels are launched. 0 is cudaStreamLegacy or, if the file of the implementation has
    CUDA_API_PER_THREAD_DEFAULT_STREAM, cudaStreamPerThread. Only the thread that made a batch ready
    on cudaStreamPerThread knows that stream. Streams must outlive the batches made ready on them.
-   The library has no callbacks on streams.
 
-   LIMITS: Linux. 4 readers of a batch at a time, 4096 slots of each kind. Not in this library:
-   GPUDirect Storage, stream-ordered allocation (cudaMallocAsync), and MPS (a client of it should
-   work; the tests do not cover that). */
+   LIMITS: Linux, a driver of CUDA 11 or later. 4 readers of a batch at a time, 4096 slots of each
+   kind. 5 to 6 calls of CUDA for a batch, and one more if others have pinned its memory. Streams
+   of green contexts are refused. A MIG instance is a device. On integrated devices (Jetson) the
+   copy is made as well. MPS and WSL2 (which may delay copies until the next call) are not tested.
+   Not in this library: GPUDirect Storage, cudaMallocAsync. */
 
 #ifndef SPDL_CUDA_H_INCLUDED
 #define SPDL_CUDA_H_INCLUDED
@@ -173,8 +174,8 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
 /* Makes an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align
    of SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
-   any, and freed ones are used again. Other memory is of the desc's allocator. The log reports
-   memory that cannot be pinned.
+   any. Freed ones are used again, and stay pinned until close. A forked child does not have them.
+   Other memory is of the desc's allocator. The log reports memory that cannot be pinned.
    Returns: the allocator.
    Threads: any thread may call its functions. The spdl_cuda must outlive their memory. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
@@ -310,10 +311,11 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter,
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
 
-/* Is done with the last batch, on its stream, and returns the next, ready on `stream`. Each
-   SPDL_END of the source is returned once, after the batches before it. The call after it goes on,
-   with the next epoch if there is one. An error is returned after the batches before it, and again
-   by every later call.
+/* Is done with the last batch, on all its streams, and returns the next, ready on `stream`. With
+   SPDL_FOREVER it may sleep until a copy is done, also if the pipeline is stopped. Each SPDL_END of
+   the source is returned once, after the batches before it. The call after it goes on, with the
+   next epoch if there is one. An error is returned after the batches before it, and again by every
+   later call.
    Returns: SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream as in ready,
             the last one as in done, or an item is larger than a slot), SPDL_E_LIMIT (the caller has
             all device slots or all items of the source: give one back and repeat), the result of
@@ -920,12 +922,15 @@ SPDL__PRIVATE bool spdl__slab_add(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     return true;
 }
 
-/* In a scope or `entered` false: unpins and unmaps. Memory that may still be registered stays
-   mapped, unless the device is lost. */
-SPDL__PRIVATE void spdl__slab_end(spdl_cuda *cuda, spdl__cuda_slab *slab, bool entered) {
+/* Unpins and unmaps. What may still be registered stays mapped, unless the device is lost. */
+SPDL__PRIVATE void spdl__slab_end(spdl_cuda *cuda, spdl__cuda_slab *slab) {
+    spdl__cuda_scope scope;
     bool ended = slab->pinned == 0;
-    if (!ended && entered) ended = spdl__slab_unpin(cuda, slab);
-    else if (!ended) ended = spdl__load32(&cuda->lost) != 0 && spdl__load32(&cuda->unloading) == 0;
+    if (!ended && spdl__load32(&cuda->unloading) == 0) {
+        const bool entered = spdl__cuda_enter(cuda, &scope, true) == SPDL_OK;
+        ended = entered ? spdl__slab_unpin(cuda, slab) : spdl__load32(&cuda->lost) != 0;
+        if (entered) spdl__cuda_leave(cuda, &scope);
+    }
     if (slab->ours && ended) (void)munmap(slab->base, slab->bytes);
     spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
 }
@@ -935,9 +940,8 @@ SPDL__PRIVATE void spdl__slab_end(spdl_cuda *cuda, spdl__cuda_slab *slab, bool e
 SPDL__PRIVATE spdl_result spdl__slab_new(spdl_cuda *cuda, void *arena, size_t bytes,
                                          spdl__cuda_slab **made) {
     spdl_result result = SPDL_E_NOMEM;
-    spdl__cuda_scope scope;
     spdl__cuda_slab *slab = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab, 1);
-    bool added, entered;
+    bool added;
     if (slab == NULL) return result;
     slab->ours = arena == NULL;
     slab->bytes = slab->ours ? spdl__round_up(bytes, SPDL__PAGE) : bytes;
@@ -952,11 +956,8 @@ SPDL__PRIVATE spdl_result spdl__slab_new(spdl_cuda *cuda, void *arena, size_t by
     added = spdl__slab_add(cuda, slab);
     pthread_mutex_unlock(&cuda->lock);
     *made = added ? slab : NULL;
-    if (added) return SPDL_OK;
-    entered = spdl__cuda_enter(cuda, &scope, true) == SPDL_OK;
-    spdl__slab_end(cuda, slab, entered);
-    if (entered) spdl__cuda_leave(cuda, &scope);
-    return SPDL_E_NOMEM;
+    if (!added) spdl__slab_end(cuda, slab);
+    return added ? SPDL_OK : SPDL_E_NOMEM;
 }
 
 SPDL__PRIVATE void *spdl__cuda_alloc(size_t bytes, size_t align, void *user) {
@@ -1780,10 +1781,9 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
             if (stream[i] != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (stream[i]));
         if (cuda->memory != 0) (void)SPDL__CUDA_TRY(cuda, MemFree, (cuda->memory));
     }
-    while (cuda->slabs > 0) spdl__slab_end(cuda, cuda->slab[--cuda->slabs], entered);
-    spdl__free(&cuda->desc.allocator, cuda->slab,
-               (size_t)cuda->slab_room * sizeof(*cuda->slab));
     if (entered) spdl__cuda_leave(cuda, &scope);
+    while (cuda->slabs > 0) spdl__slab_end(cuda, cuda->slab[--cuda->slabs]);
+    spdl__free(&cuda->desc.allocator, cuda->slab, (size_t)cuda->slab_room * sizeof(*cuda->slab));
     if (there) (void)SPDL__CUDA_TRY(cuda, DevicePrimaryCtxRelease, (cuda->handle));
     if (cuda->error.result == SPDL_E_CUDA) /* something remains, or failed before */
         spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "%.*s", (int)sizeof(cuda->error.text) - 1,
