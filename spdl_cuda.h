@@ -92,8 +92,8 @@ typedef void *spdl_cuda_stream; /* a cudaStream_t */
 /* ============================================================================================= */
 /* >>count */
 
-/* Returns the number of devices, or 0 with *error: no driver, an old driver, no device, or an error
-   of the driver. Makes no context. Any thread may call it.
+/* Counts the devices, and makes no context. Any thread may call it.
+   Returns: the number; 0 with *error: no driver, an old one, no device, or an error of the driver.
    Blocks:  while the driver starts, the first time. */
 SPDL_API int spdl_cuda_count(spdl_error *error);
 
