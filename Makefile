@@ -458,7 +458,8 @@ CUDA_BENCH_FILES = bench/bench_cuda.c bench/bench.h spdl.h spdl_cuda.h \
 build/bench/bench_cuda: $(CUDA_BENCH_FILES)
 	@mkdir -p $(@D)
 ifneq ($(GPU),)
-	$(Q)$(CUDA_HOME)/bin/nvcc -O2 -arch=$(CUDA_ARCH) -Itests -c -o build/bench/cuda_kit.o tests/cuda_kit.cu
+	$(Q)$(CUDA_HOME)/bin/nvcc -O2 -arch=$(CUDA_ARCH) -Itests -c tests/cuda_kit.cu \
+	    -o build/bench/cuda_kit.o
 	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -isystem $(CUDA_HOME)/include $< \
 	    build/bench/cuda_kit.o -o $@ -L$(CUDA_LIBRARY) -lcudart_static -lstdc++ -ldl -lrt \
 	    -lpthread -lm

@@ -6,8 +6,8 @@
 #     bench/gpu.sh PART ...       only these
 # The table goes to bench/results/gpu-CARD.txt or, if OUT is set, into that folder, with the
 # machine, the driver and the date. It is written again after each part: a run that is cut leaves
-# what it has. What the programs printed is in gpu-PART.txt beside it, and in build. Needs the CUDA toolkit
-# (CUDA_HOME, /usr/local/cuda), gcc and make; peers also python3 with torch.
+# what it has. What the programs printed is in gpu-PART.txt beside it, and in build. Needs the CUDA
+# toolkit (CUDA_HOME, /usr/local/cuda), gcc and make; peers also python3 with torch.
 #
 # Without a GPU the same parts run on the stand-in of tests/cudart_sim.c. That shows that this
 # script works and nothing else: it says so, and the table goes to build/gpu-none.txt.
