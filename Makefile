@@ -455,6 +455,7 @@ bench-ring: $(patsubst %,build/%,$(filter-out $(PIPE_PEERS),$(PEERS)))
 # On a device where there is one with a toolkit, else on the stand-in for the CUDA runtime.
 CUDA_HOME ?= /usr/local/cuda
 GPU = $(and $(wildcard $(CUDA_HOME)/bin/nvcc),$(wildcard /dev/nvidia[0-9]*))
+CUDA_ARCH ?= native
 CUDA_LIBRARY = $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib))
 CUDA_BENCH_FILES = bench/bench_cuda.c bench/bench.h spdl.h spdl_cuda.h \
                    $(wildcard tests/cuda_kit* tests/cudart_sim.* tests/cudart_min/*)
@@ -462,7 +463,8 @@ CUDA_BENCH_FILES = bench/bench_cuda.c bench/bench.h spdl.h spdl_cuda.h \
 build/bench/bench_cuda: $(CUDA_BENCH_FILES)
 	@mkdir -p $(@D)
 ifneq ($(GPU),)
-	$(Q)$(CUDA_HOME)/bin/nvcc -O2 -arch=native -Itests -c -o build/bench/cuda_kit.o tests/cuda_kit.cu
+	$(Q)$(CUDA_HOME)/bin/nvcc -O2 -arch=$(CUDA_ARCH) -Itests -c tests/cuda_kit.cu \
+	    -o build/bench/cuda_kit.o
 	$(Q)$(CC) $(BENCH_FLAGS) -DBENCH_FLAGS='"$(BENCH_FLAGS)"' -isystem $(CUDA_HOME)/include $< \
 	    build/bench/cuda_kit.o -o $@ -L$(CUDA_LIBRARY) -lcudart_static -lstdc++ -ldl -lrt \
 	    -lpthread -lm

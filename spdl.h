@@ -1192,8 +1192,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    While its calls sleep and the consumer waits, it gets more calls, up to 64, and threads for them.
    It keeps them if they make the row 1.2 times as fast. spdl_stats has the numbers of the moment.
    To bound the calls, write a number. spdl_pipeline_set_concurrency fixes the number of its row. No
-   row gets more if .workers, .pool, policy.cpus or an .init is written, or under a trace or a
-   doctor. Only Linux reports how long threads wait for a processor, which this needs.
+   row gets more if .workers, .pool, policy.cpus or an .init is written, under a trace or a doctor, or
+   in a loader. Only Linux reports how long threads wait for a processor, which this needs.
 
    Late calls. A call in next can keep next 5 seconds longer than its timeout, or 5 seconds with
    SPDL_FOREVER. A worker that is free then writes row and item to the log, once for each pipeline.
@@ -4811,13 +4811,21 @@ SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
 
+#define SPDL__PAGE ((size_t)4096)
+#define SPDL__OWN_PAGES ((size_t)64 << 10)
+
 /* Aligned to 8 at least, which atomic 64-bit words need on 32-bit processors. malloc cannot align:
-   the start of its block is stored before the result. */
+   the start of its block is stored before the result. A large block of items has pages of its own:
+   spdl_cuda.h pins them. */
 SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
     char *block;
     uintptr_t at;
     if (align < 8) align = 8;
     if (allocator->alloc_fn != NULL) return allocator->alloc_fn(bytes, align, allocator->user);
+    if (align == SPDL_BLOCK_ALIGN && bytes >= SPDL__OWN_PAGES && bytes < SIZE_MAX / 2) {
+        align = SPDL__PAGE;
+        bytes = (bytes + SPDL__PAGE - 1) & ~(SPDL__PAGE - 1);
+    }
     if (bytes > SIZE_MAX - align - sizeof(void *)) return NULL;
     block = (char *)SPDL_MALLOC(bytes + align + sizeof(void *));
     if (block == NULL) return NULL;
@@ -7073,9 +7081,9 @@ typedef struct spdl__batch_pool {
     spdl_allocator allocator;
     size_t size;
     size_t block_bytes; /* 0: no block */
-    size_t keep;        /* spare batches to keep */
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
+    uint64_t keep;      /* spare batches to keep. Also by spdl_cuda.h: all, once they are pinned */
     /* written by any thread. Only the holder of the lock takes from the list */
     uint64_t returned;   /* a list */
     uint64_t spares;     /* batches in both lists */
@@ -7152,7 +7160,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
 SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *batch) {
     const spdl_allocator allocator = pool->allocator;
     const size_t bytes = spdl__batch_bytes(pool);
-    if (batch != NULL && spdl__add(&pool->spares, 1) < pool->keep) {
+    if (batch != NULL && spdl__add(&pool->spares, 1) < spdl__load_relaxed(&pool->keep)) {
         uint64_t top = spdl__load_relaxed(&pool->returned);
         do batch->next = (spdl__batch *)(uintptr_t)top;
         while (!spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)batch));
@@ -11883,6 +11891,7 @@ typedef struct spdl__plan {
     int merge[SPDL_MAX_STAGES + 1];
     const spdl__doctor_plan *doctor; /* or NULL */
     int all; /* calls of a row with SPDL_ALL if .workers is 0; else 0: as many as threads */
+    bool grows; /* such a row may get more; not in a loader, whose memory is for these calls */
 } spdl__plan;
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
@@ -12259,6 +12268,7 @@ SPDL__COLD void spdl__desc_defaults(spdl__plan *plan, spdl_pipeline_desc *desc) 
     desc->workers = SPDL_INLINE;
     if (SPDL__OS_NO_THREAD[0] != '\0') return;
     plan->all = (int)spdl__min(threads, SPDL__MAX_WORKERS);
+    plan->grows = true;
     for (i = 0; i < plan->count; ++i)
         if (!plan->rows[i].deferred && plan->rows[i].concurrency > 0)
             threads = spdl__max(threads, (uint64_t)plan->rows[i].concurrency);
@@ -12545,7 +12555,7 @@ SPDL__COLD int spdl__workers_spare(const spdl_pipeline *p, const spdl__plan *pla
 /* Returns true if rows may grow: not where the caller has written how many threads there are, where
    a list of processors is the caller's, or where init gets the numbers of workers. */
 SPDL__COLD bool spdl__plan_grows(const spdl__plan *plan) {
-    bool grows = plan->all > 0 && plan->doctor == NULL && plan->desc->policy.cpu_count == 0;
+    bool grows = plan->grows && plan->doctor == NULL && plan->desc->policy.cpu_count == 0;
     int i, rows = 0;
     for (i = 0; i < plan->count; ++i) {
         grows = grows && plan->rows[i].init == NULL;
@@ -17976,6 +17986,7 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
         return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
                                  "SPDL_FEED: a child does not get items of this process");
     l->layout.all = plan.all;
+    plan.grows = false;
     p = spdl__pipeline_make(&plan);
     if (p == NULL) return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     result = spdl__loader_measure(l, p);

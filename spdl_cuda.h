@@ -16,16 +16,18 @@
 
        spdl_cuda_iter *it;
        spdl_cuda_batch batch;
-       if (spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error) != SPDL_OK) return 1;
+       spdl_cuda_iter_desc desc = { .next = spdl_pipeline_next, .source = p, .error = &error };
+       if (spdl_cuda_iter_open(&it, &desc) != SPDL_OK) return 1; // a loader: spdl_loader_next_fn
        while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK)
            train<<<grid, block, 0, stream>>>((const float *)batch.data);
        spdl_cuda_iter_destroy(it);
 
    PINNED MEMORY is what a device copies from without the CPU. Other memory is sent, only slower.
        a loader     iter_open, or spdl_cuda_adopt, pins the arena of spdl_loader_arena
+       batches      in place, SPDL_BATCH(n, .item_bytes = b), and buffers (desc.buffers), such as
+                    a struct of images and labels: iter_open, at first sight
        a pipeline   desc.allocator = spdl_cuda_allocator(cuda), of an spdl_cuda that is opened
-                    first: stages write into the batches of SPDL_BATCH(n, .item_bytes = b), or into
-                    spdl_buffer(task)
+                    first: the blocks of all rows are pinned, near the device and on huge pages
        by hand      memory of the allocator, which `release` of the view gives back
        by others    cudaHostAlloc, cudaHostRegister, another spdl_cuda: the driver knows
 
@@ -40,7 +42,7 @@
        D4  no copy goes into an output that the host has not freed
 
    CONTENTS (search for the tag)
-       >>probe  >>slots  >>outputs  >>iterator                             declarations
+       >>count  >>slots  >>outputs  >>iterator                             declarations
        >>driver-impl  >>state-impl  >>memory-impl  >>copy-impl  >>slots-impl
        >>outputs-impl  >>open-impl  >>iterator-impl  >>license             implementation
 
@@ -49,25 +51,26 @@
        arena         memory of the caller that is pinned where it is (spdl_cuda_adopt)
        copy stream   a stream of the library; there is one for each direction
        reader        a stream that a batch was made ready on and that is not done with it
-       lost          a CUDA error that no call can clear; only a new process helps
+       lost          a CUDA error that no call can clear: destroy the iterator, then the pipeline,
+                     close the spdl_cuda, and start a new process
 
    THREADS: any thread may send. In the child of a fork every call on an open spdl_cuda returns
-   SPDL_E_CUDA_FORKED and touches nothing. (If the process forks, map memory that you adopt
-   MAP_SHARED: before Linux 5.9 a fork moves private pages away from under the device.) Calls use
-   the device of the spdl_cuda. They leave the thread's current device, and the errors of its
-   earlier CUDA calls, as they are. Captures of CUDA graphs on other threads and streams are not
-   disturbed; a stream that is being captured is refused.
+   SPDL_E_CUDA_FORKED and touches nothing. (Before Linux 5.9 a fork moves private pages away from
+   under the device: fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls leave
+   the thread's current device, and the errors of its earlier CUDA calls, as they are. Captures of
+   CUDA graphs on other threads and streams are not disturbed; a captured stream is refused.
 
    STREAMS (a cudaStream_t each) are of the device of the spdl_cuda: one that was made, 0,
    cudaStreamLegacy or cudaStreamPerThread. For the last three that device must be current where
    kernels are launched. 0 is cudaStreamLegacy or, if the file of the implementation has
    CUDA_API_PER_THREAD_DEFAULT_STREAM, cudaStreamPerThread. Only the thread that made a batch ready
    on cudaStreamPerThread knows that stream. Streams must outlive the batches made ready on them.
-   The library has no callbacks on streams.
 
-   LIMITS: Linux. 4 readers of a batch at a time, 4096 slots of each kind. Not in this library:
-   GPUDirect Storage, stream-ordered allocation (cudaMallocAsync), and MPS (a client of it should
-   work; the tests do not cover that). */
+   LIMITS: Linux, a driver of CUDA 11 or later. 4 readers of a batch at a time, 4096 slots of each
+   kind. 5 to 6 calls of CUDA for a batch, and one more if others have pinned its memory. Streams
+   of green contexts are refused. A MIG instance is a device. On integrated devices (Jetson) the
+   copy is made as well. MPS and WSL2 (which may delay copies until the next call) are not tested.
+   Not in this library: GPUDirect Storage, cudaMallocAsync. */
 
 #ifndef SPDL_CUDA_H_INCLUDED
 #define SPDL_CUDA_H_INCLUDED
@@ -87,18 +90,12 @@ extern "C" {
 typedef void *spdl_cuda_stream; /* a cudaStream_t */
 
 /* ============================================================================================= */
-/* >>probe */
+/* >>count */
 
-typedef struct spdl_cuda_info {
-    int device_count; /* usable ones */
-    char name[64];    /* of the first one */
-    char reason[160]; /* for no device; empty if there is one */
-} spdl_cuda_info;
-
-/* Finds the CUDA devices, or the reason for none: no driver, an old driver, no device, or an error
-   of the driver. Makes no context. Any thread may call it.
+/* Counts the devices, and makes no context. Any thread may call it.
+   Returns: the number; 0 with *error: no driver, an old one, no device, or an error of the driver.
    Blocks:  while the driver starts, the first time. */
-SPDL_API void spdl_cuda_probe(spdl_cuda_info *info);
+SPDL_API int spdl_cuda_count(spdl_error *error);
 
 /* ============================================================================================= */
 /* >>slots
@@ -122,8 +119,6 @@ typedef struct spdl_cuda_desc {
     int device SPDL__ZERO; /* 0: that of the calling thread, whose context has to exist (of the
                             runtime, since CUDA 12 cudaSetDevice makes it); or SPDL_CUDA_ORDINAL */
     int device_slots SPDL__ZERO;    /* default 3 */
-    void *device_memory SPDL__ZERO; /* optional, for the device slots: each has slot_bytes,
-                                       rounded up to SPDL_CUDA_ALIGN */
     size_t output_bytes SPDL__ZERO; /* the largest output; 0: no outputs */
     int output_slots SPDL__ZERO;    /* default 4 with outputs */
     spdl_allocator allocator SPDL__ZERO;
@@ -179,8 +174,8 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
 /* Makes an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align
    of SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
-   any, and freed ones are used again. Other memory is of the desc's allocator. The log reports
-   memory that cannot be pinned.
+   any. Freed ones are used again, and stay pinned until close. A forked child does not have them.
+   Other memory is of the desc's allocator. The log reports memory that cannot be pinned.
    Returns: the allocator.
    Threads: any thread may call its functions. The spdl_cuda must outlive their memory. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
@@ -192,27 +187,18 @@ SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
    last.
    Returns: SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM.
    Blocks:  while memory is pinned.
-   Owns:    it must stay mapped until spdl_cuda_disown or spdl_cuda_close. */
+   Owns:    it must stay mapped until spdl_cuda_close. */
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes);
-
-/* Ends an adoption after all copies are done; views of the arena are released by then.
-   Returns: SPDL_E_NOT_FOUND (no arena begins there).
-   Threads: nothing may be sent out of that arena meanwhile.
-   Blocks:  until the copies that were sent are done. */
-SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base);
 
 /* Sends a view to the device, by one copy on the copy stream.
    Returns: SPDL_TIMEOUT (no device slot was free, or as many copies run as there are slots),
             SPDL_E_LIMIT (larger than a slot).
-   Owns:    after SPDL_OK *batch is the caller's until it is done with. A later call of send, reap,
-            close or a wait calls release(item). Otherwise the memory stays the caller's. */
+   Owns:    after SPDL_OK *batch is the caller's until it is done with. A later call calls
+            release(item): a send that waits, spdl_cuda_arrived for this batch or a later one, or
+            close. Up to device_slots batches are not released: a source with fewer slots of its own
+            waits for spdl_cuda_arrived. Otherwise the memory stays the caller's. */
 SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
-
-/* Releases memory whose copy is done, for programs that wait for memory. Sending does it when it
-   waits, and an iterator when its source has no item.
-   Returns: SPDL_OK (some memory was released), SPDL_EMPTY (no copy runs), SPDL_TIMEOUT. */
-SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
 
 /* Makes a batch ready on a stream: later work on the stream sees the data. Up to 4 streams may read
    a batch. Each must be done with it before it is destroyed.
@@ -220,7 +206,7 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
             fifth one). */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Waits for the copy of a batch, for programs without a stream.
+/* Waits for the copy of a batch, and releases the memory of this one and of those before it.
    Returns: SPDL_TIMEOUT. */
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns);
 
@@ -297,25 +283,27 @@ typedef spdl_result (*spdl_cuda_view_fn)(void *item, spdl_cuda_view *view);
 typedef struct spdl_cuda_iter_desc {
     spdl_next_fn next SPDL__ZERO; /* spdl_pipeline_next, spdl_loader_next_fn, ... */
     void *source SPDL__ZERO;
-    spdl_cuda_view_fn view SPDL__ZERO; /* describes an item; NULL: items are batches in place, */
-    size_t item_bytes SPDL__ZERO;      /* of SPDL_BATCH(n, .item_bytes = ...) */
-    spdl_free_fn free_item SPDL__ZERO; /* destroys an item after its memory was read;
-                                          without view spdl_batch_free */
+    bool buffers SPDL__ZERO; /* items are spdl_buffer(task), such as a struct of arrays; default:
+                                batches of a loader, or of SPDL_BATCH(n, .item_bytes = ...) */
+    spdl_cuda_view_fn view SPDL__ZERO; /* describes an item, for all others */
+    spdl_free_fn free_item SPDL__ZERO; /* with view: destroys an item after its memory was read */
     int depth SPDL__ZERO; /* batches sent ahead; default and most: device_slots - 1 */
+    int device SPDL__ZERO;          /* of spdl_cuda_iter_open, as in spdl_cuda_desc */
+    spdl_logger logger SPDL__ZERO;  /* of spdl_cuda_iter_open */
     spdl_error *error SPDL__ZERO;
 } spdl_cuda_iter_desc;
 
 typedef struct spdl_cuda_iter spdl_cuda_iter;
 
-/* Opens an iterator with an spdl_cuda of its own, on the device of the calling thread. With
-   spdl_loader_next_fn it adopts the arena of the loader, and ignores item_bytes. With any other
-   next function the items are batches in place, of `item_bytes` an item. The slots have the size of
-   the first batch.
+/* Opens a device, and an iterator for batches of a loader, batches in place or buffers. The slots
+   have the size of a full batch. It pins the arena of a loader, and the blocks of a pipeline that
+   have 64 KiB or more and the default allocator. The first batch out of each block takes longer.
    Returns: the result of `next` (SPDL_END: no item), or as spdl_cuda_open, with *error.
    Blocks:  until the first item is there.
-   Owns:    the caller destroys *iter before the source. */
-SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
-                                         size_t item_bytes, spdl_error *error) SPDL__CHECKED;
+   Owns:    the caller destroys *iter before the source. If a source has several iterators, the one
+            that was opened first is destroyed last. */
+SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter,
+                                         const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
 
 /* Makes an iterator on an spdl_cuda, which can have one at a time.
    Returns: SPDL_E_INVALID (a field, or there is an iterator already), SPDL_E_NOMEM.
@@ -323,10 +311,11 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
 
-/* Is done with the last batch, on its stream, and returns the next, ready on `stream`. Each
-   SPDL_END of the source is returned once, after the batches before it. The call after it goes on,
-   with the next epoch if there is one. An error is returned after the batches before it, and again
-   by every later call.
+/* Is done with the last batch, on all its streams, and returns the next, ready on `stream`. With
+   SPDL_FOREVER it may sleep until a copy is done, also if the pipeline is stopped. Each SPDL_END of
+   the source is returned once, after the batches before it. The call after it goes on, with the
+   next epoch if there is one. An error is returned after the batches before it, and again by every
+   later call.
    Returns: SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream as in ready,
             the last one as in done, or an item is larger than a slot), SPDL_E_LIMIT (the caller has
             all device slots or all items of the source: give one back and repeat), the result of
@@ -407,28 +396,23 @@ enum { /* flags and attributes */
 #define SPDL__CUDA_CALLS(X) \
     X(Init, "", (unsigned flags)) \
     X(GetErrorString, "", (int error, const char **text)) \
-    X(DeviceGetCount, "", (int *count)) \
-    X(DeviceGet, "", (int *device, int ordinal)) \
+    X(DeviceGetCount, "", (int *count)) X(DeviceGet, "", (int *device, int ordinal)) \
     X(DeviceGetName, "", (char *name, int bytes, int device)) \
     X(DeviceGetAttribute, "", (int *value, int attribute, int device)) \
     X(DevicePrimaryCtxRetain, "", (void **context, int device)) \
     X(DevicePrimaryCtxRelease, "_v2", (int device)) \
-    X(CtxGetCurrent, "", (void **context)) \
-    X(CtxPushCurrent, "_v2", (void *context)) \
-    X(CtxPopCurrent, "_v2", (void **context)) \
-    X(CtxGetDevice, "", (int *device)) \
+    X(CtxGetCurrent, "", (void **context)) X(CtxPushCurrent, "_v2", (void *context)) \
+    X(CtxPopCurrent, "_v2", (void **context)) X(CtxGetDevice, "", (int *device)) \
     X(CtxSynchronize, "", (void)) \
     X(ThreadExchangeStreamCaptureMode, "", (int *mode)) \
     X(StreamCreate, "", (void **stream, unsigned flags)) \
-    X(StreamDestroy, "_v2", (void *stream)) \
-    X(StreamSynchronize, "", (void *stream)) \
+    X(StreamDestroy, "_v2", (void *stream)) X(StreamSynchronize, "", (void *stream)) \
     X(StreamWaitEvent, "", (void *stream, void *event, unsigned flags)) \
     X(StreamIsCapturing, "", (void *stream, int *status)) \
     X(StreamGetCtx, "", (void *stream, void **context)) \
     X(EventCreate, "", (void **event, unsigned flags)) \
     X(EventDestroy, "_v2", (void *event)) \
-    X(EventRecord, "", (void *event, void *stream)) \
-    X(EventQuery, "", (void *event)) \
+    X(EventRecord, "", (void *event, void *stream)) X(EventQuery, "", (void *event)) \
     X(EventSynchronize, "", (void *event)) \
     X(MemAlloc, "_v2", (uint64_t *memory, size_t bytes)) \
     X(MemFree, "_v2", (uint64_t memory)) \
@@ -479,36 +463,23 @@ SPDL__PRIVATE const char *spdl__cuda_text(const spdl__cuda_api *api, int error) 
     return text;
 }
 
-SPDL__PRIVATE int spdl__cuda_name(const spdl__cuda_api *api, int ordinal, char name[64]) {
-    int handle, error = api->DeviceGet(&handle, ordinal);
-    name[0] = '\0';
-    return error != 0 ? error : api->DeviceGetName(name, 64, handle);
-}
-
-/* Returns the number of devices; 0 with info->reason. */
-SPDL__PRIVATE int spdl__cuda_count(spdl__cuda_api *api, spdl_cuda_info *info) {
-    const char *call = "cuInit", *why = spdl__cuda_fill(api);
-    int error = 0, count = 0;
-    if (why == NULL) error = api->Init(0);
-    if (why == NULL && error == 0) error = api->DeviceGetCount((call = "cuDeviceGetCount", &count));
-    if (error == 0 && count > 0) return count;
-    if (why == NULL) why = error != 0 ? spdl__cuda_text(api, error) : "the driver sees no device";
-    (void)snprintf(info->reason, sizeof(info->reason), "%s%s%.100s", error != 0 ? call : "",
-                   error != 0 ? ": " : "", why);
+/* Returns the number of devices; 0 with *error. */
+SPDL__PRIVATE int spdl__cuda_count(spdl__cuda_api *api, spdl_error *error) {
+    const char *call = "", *why = spdl__cuda_fill(api);
+    int code = 0, count = 0;
+    if (why == NULL) code = api->Init((call = "cuInit: ", 0));
+    if (why == NULL && code == 0) code = api->DeviceGetCount((call = "cuDeviceGetCount: ", &count));
+    if (code == 0 && count > 0) return count;
+    if (code == 0) call = "";
+    if (why == NULL) why = code != 0 ? spdl__cuda_text(api, code) : "the driver sees no device";
+    (void)spdl__error_set(error, SPDL_E_NOT_FOUND, "cuda: there is no device: %s%.100s", call, why);
     return 0;
 }
 
-SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
+SPDL_API int spdl_cuda_count(spdl_error *error) {
     spdl__cuda_api api;
-    int error;
-    if (info == NULL) return;
-    memset(info, 0, sizeof(*info));
-    info->device_count = spdl__cuda_count(&api, info);
-    error = info->device_count > 0 ? spdl__cuda_name(&api, 0, info->name) : 0;
-    if (error == 0) return;
-    info->device_count = 0;
-    (void)snprintf(info->reason, sizeof(info->reason), "device 0: %.100s",
-                   spdl__cuda_text(&api, error));
+    spdl__error_clear(error);
+    return spdl__cuda_count(&api, error);
 }
 
 /* ============================================================================================= */
@@ -520,7 +491,7 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
                                                  copy, record the copy's event. Pageable memory: the
                                                  same on the loose stream, with the event of a
                                                  reader, for which the copy stream waits
-                    reap, on a host thread:      sees that the event is done, by query or sync,
+                    a host thread that waits:    sees that the event is done, by query or sync,
                                                  reclaims the number, releases its memory (E1, E4)
        device slot  FREE -> SENT -> FREE, with a new ticket; free_slots holds the FREE ones.
                     ready, on a reader's stream: wait for the copy's event, unless the number was
@@ -545,10 +516,10 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
    write device memory that this process can no longer use. A driver that is unloading (exit) is not
    waited for.
 
-   `lock` guards the copy stream (wait, copy and record belong together), the numbers and the list
-   of slabs, for a few calls that only enqueue or, after a failed call, wait. The loose stream and
-   that of outputs need no lock: calls of other threads between ours only make them wait for
-   more. */
+   `lock` guards the copy stream (wait, copy and record belong together), the numbers, the readers
+   of batches and the table of slabs, for a few calls that only enqueue or, after a failed call,
+   wait. The loose stream and that of outputs need no lock: calls of other threads between ours
+   only make them wait for more. */
 
 typedef struct spdl__cuda_transfer {
     void *event; /* of the copy */
@@ -565,7 +536,8 @@ typedef struct spdl__cuda_reader {
     int state;
 } spdl__cuda_reader;
 
-/* The holder of the batch writes the readers; free_slots passes them to the next sender. */
+/* The readers are written under lock or, if it is `lent`, by the iterator. free_slots passes them
+   to the next sender. */
 typedef struct spdl__cuda_slot {
     spdl_cuda_batch batch;
     uint64_t ticket;       /* a new one when it is FREE; any thread may read it */
@@ -591,8 +563,7 @@ typedef struct spdl__cuda_slab {
     size_t bytes;
     size_t pinned; /* registered bytes from base on: all or none */
     bool ours;     /* mapped by us; no arena */
-    bool spare;    /* given back to the allocator */
-    struct spdl__cuda_slab *next;
+    struct spdl__cuda_slab *spare; /* the next one that was given back to the allocator */
 } spdl__cuda_slab;
 
 struct spdl_cuda {
@@ -602,9 +573,10 @@ struct spdl_cuda {
     bool nap_made;
     int device, handle, numa_node;
     long process;
+    uint32_t *ours; /* 1, on a page that a fork clears: getpid is a system call; NULL: none */
     void *context;             /* primary */
     void *stream, *loose, *back; /* copies to the device; those of pageable memory; back */
-    uint64_t memory;           /* of outputs, and of device slots without desc.device_memory */
+    uint64_t memory;           /* of device slots, then outputs */
     size_t stride, output_stride, table_bytes;
     spdl__cuda_slab *outputs_at; /* host side */
     spdl__cuda_slot *slot;       /* one block, with the next four */
@@ -618,7 +590,9 @@ struct spdl_cuda {
     /* Written under lock; the numbers are read without it. */
     pthread_mutex_t lock;
     uint64_t sent, reclaimed;
-    spdl__cuda_slab *slabs;
+    spdl__cuda_slab **slab; /* by address */
+    int slabs, slab_room;
+    spdl__cuda_slab *spare;
     char pad1[SPDL_CACHE_LINE];
     /* Written by any thread. */
     uint32_t lost;
@@ -682,9 +656,13 @@ SPDL__PRIVATE spdl_result spdl__cuda_invalid(spdl_cuda *cuda, const char *why) {
     return spdl__cuda_refuse(cuda, SPDL_E_INVALID, why);
 }
 
+SPDL__PRIVATE bool spdl__cuda_forked(const spdl_cuda *cuda) {
+    return cuda->ours != NULL ? *cuda->ours == 0 : cuda->process != (long)getpid();
+}
+
 SPDL__PRIVATE spdl_result spdl__cuda_usable(const spdl_cuda *cuda) {
     if (cuda == NULL) return SPDL_E_INVALID;
-    if (cuda->process != (long)getpid()) return SPDL_E_CUDA_FORKED;
+    if (spdl__cuda_forked(cuda)) return SPDL_E_CUDA_FORKED;
     return spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : SPDL_OK;
 }
 
@@ -790,9 +768,8 @@ SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, spdl__cuda_reader *
 /* ============================================================================================= */
 /* >>memory-impl
    Host memory: ours is mapped and registered; an arena is only registered. Any thread: the lock
-   guards the list of slabs, not registrations. */
+   guards the table of slabs, not registrations. */
 
-#define SPDL__PAGE ((size_t)4096)
 #define SPDL__HUGE_PAGE ((size_t)2 << 20)
 #define SPDL__PIECE ((size_t)1 << 30) /* of a registration: Linux 6.11 to 6.13 fail beyond 2 GiB */
 #define SPDL__MAX_SLOT_BYTES ((size_t)1 << 40)
@@ -906,12 +883,65 @@ SPDL__PRIVATE char *spdl__map(size_t bytes) {
     return whole + head;
 }
 
-/* Pins an arena or, if that is NULL, memory of ours, and puts it into the list. Ours may stay
+/* Under lock. Returns how many slabs begin at or before this address. */
+SPDL__PRIVATE int spdl__slab_count(const spdl_cuda *cuda, uintptr_t at) {
+    int low = 0, high = cuda->slabs;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if ((uintptr_t)cuda->slab[middle]->base <= at) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* Under lock. Returns the slab that begins last before this memory, if it has all of it, or NULL.
+   Adopted memory may be a part of other adopted memory: what is not found the driver knows. */
+SPDL__PRIVATE spdl__cuda_slab *spdl__slab_find(const spdl_cuda *cuda, const void *data,
+                                               size_t bytes) {
+    const int count = spdl__slab_count(cuda, (uintptr_t)data);
+    spdl__cuda_slab *slab = count > 0 ? cuda->slab[count - 1] : NULL;
+    const size_t at = slab != NULL ? (uintptr_t)data - (uintptr_t)slab->base : 0;
+    return slab != NULL && at <= slab->bytes && bytes <= slab->bytes - at ? slab : NULL;
+}
+
+/* Under lock. Returns false without memory. */
+SPDL__PRIVATE bool spdl__slab_add(spdl_cuda *cuda, spdl__cuda_slab *slab) {
+    const int at = spdl__slab_count(cuda, (uintptr_t)slab->base), count = cuda->slabs;
+    if (count == cuda->slab_room) {
+        const int room = count < 16 ? 16 : 2 * count;
+        spdl__cuda_slab **more = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab *, (size_t)room);
+        if (more == NULL) return false;
+        if (count > 0) memcpy(more, cuda->slab, (size_t)count * sizeof(*more));
+        spdl__free(&cuda->desc.allocator, cuda->slab, (size_t)count * sizeof(*more));
+        cuda->slab = more;
+        cuda->slab_room = room;
+    }
+    memmove(cuda->slab + at + 1, cuda->slab + at, (size_t)(count - at) * sizeof(*cuda->slab));
+    cuda->slab[at] = slab;
+    ++cuda->slabs;
+    return true;
+}
+
+/* Unpins and unmaps. What may still be registered stays mapped, unless the device is lost. */
+SPDL__PRIVATE void spdl__slab_end(spdl_cuda *cuda, spdl__cuda_slab *slab) {
+    spdl__cuda_scope scope;
+    bool ended = slab->pinned == 0;
+    if (!ended && spdl__load32(&cuda->unloading) == 0) {
+        const bool entered = spdl__cuda_enter(cuda, &scope, true) == SPDL_OK;
+        ended = entered ? spdl__slab_unpin(cuda, slab) : spdl__load32(&cuda->lost) != 0;
+        if (entered) spdl__cuda_leave(cuda, &scope);
+    }
+    if (slab->ours && ended) (void)munmap(slab->base, slab->bytes);
+    spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
+}
+
+/* Pins an arena or, if that is NULL, memory of ours, and puts it into the table. Ours may stay
    pageable: the next call returns why. */
 SPDL__PRIVATE spdl_result spdl__slab_new(spdl_cuda *cuda, void *arena, size_t bytes,
                                          spdl__cuda_slab **made) {
     spdl_result result = SPDL_E_NOMEM;
     spdl__cuda_slab *slab = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab, 1);
+    bool added;
     if (slab == NULL) return result;
     slab->ours = arena == NULL;
     slab->bytes = slab->ours ? spdl__round_up(bytes, SPDL__PAGE) : bytes;
@@ -923,35 +953,23 @@ SPDL__PRIVATE spdl_result spdl__slab_new(spdl_cuda *cuda, void *arena, size_t by
         return result;
     }
     pthread_mutex_lock(&cuda->lock);
-    slab->next = cuda->slabs;
-    cuda->slabs = slab;
+    added = spdl__slab_add(cuda, slab);
     pthread_mutex_unlock(&cuda->lock);
-    *made = slab;
-    return SPDL_OK;
-}
-
-/* Under lock. Returns the slab of this memory or NULL. */
-SPDL__PRIVATE spdl__cuda_slab *spdl__slab_find(const spdl_cuda *cuda, const void *data,
-                                               size_t bytes) {
-    const uintptr_t from = (uintptr_t)data;
-    spdl__cuda_slab *slab = cuda->slabs;
-    while (slab != NULL && (from < (uintptr_t)slab->base ||
-                            from - (uintptr_t)slab->base > slab->bytes ||
-                            bytes > slab->bytes - (from - (uintptr_t)slab->base)))
-        slab = slab->next;
-    return slab;
+    *made = added ? slab : NULL;
+    if (!added) spdl__slab_end(cuda, slab);
+    return added ? SPDL_OK : SPDL_E_NOMEM;
 }
 
 SPDL__PRIVATE void *spdl__cuda_alloc(size_t bytes, size_t align, void *user) {
     spdl_cuda *cuda = (spdl_cuda *)user;
-    spdl__cuda_slab *slab;
+    spdl__cuda_slab **from, *slab;
     if (align != SPDL_BLOCK_ALIGN || bytes < cuda->desc.slot_bytes)
         return spdl__alloc(&cuda->desc.allocator, bytes, align);
     if (spdl__cuda_usable(cuda) == SPDL_E_CUDA_FORKED) return NULL;
     pthread_mutex_lock(&cuda->lock);
-    slab = cuda->slabs;
-    while (slab != NULL && (!slab->spare || slab->bytes < bytes)) slab = slab->next;
-    if (slab != NULL) slab->spare = false;
+    for (from = &cuda->spare; *from != NULL && (*from)->bytes < bytes;) from = &(*from)->spare;
+    slab = *from;
+    if (slab != NULL) *from = slab->spare;
     pthread_mutex_unlock(&cuda->lock);
     if (slab == NULL) (void)spdl__slab_new(cuda, NULL, bytes, &slab);
     return slab == NULL ? NULL : slab->base;
@@ -959,12 +977,13 @@ SPDL__PRIVATE void *spdl__cuda_alloc(size_t bytes, size_t align, void *user) {
 
 SPDL__PRIVATE void spdl__cuda_free(void *memory, size_t bytes, void *user) {
     spdl_cuda *cuda = (spdl_cuda *)user;
-    const bool child = cuda->process != (long)getpid(); /* without slabs */
+    const bool child = spdl__cuda_forked(cuda); /* without slabs */
     spdl__cuda_slab *slab;
     if (!child) pthread_mutex_lock(&cuda->lock);
-    slab = cuda->slabs; /* other memory may be in an adopted one */
-    while (slab != NULL && (!slab->ours || slab->base != (char *)memory)) slab = slab->next;
-    if (slab != NULL) slab->spare = true;
+    slab = spdl__slab_find(cuda, memory, 0);
+    if (slab != NULL && !slab->ours) slab = NULL; /* other memory may be in an adopted one */
+    if (slab != NULL) slab->spare = cuda->spare;
+    if (slab != NULL) cuda->spare = slab;
     if (!child) pthread_mutex_unlock(&cuda->lock);
     if (slab == NULL) spdl__free(&cuda->desc.allocator, memory, bytes);
 }
@@ -1065,16 +1084,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadli
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
-    spdl_result result = SPDL_OK;
-    while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0) {
-        const uint64_t until = spdl__load(&cuda->sent);
-        result = spdl__event_ask(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event, NULL);
-        if (result == SPDL_OK) spdl__cuda_reap_until(cuda, until);
-    }
-    return result;
-}
-
 SPDL__PRIVATE void spdl__cuda_stalled(spdl_cuda *cuda, const char *what) {
     const int inputs = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
     if (spdl__exchange32(&cuda->told_stall, 1) != 0) return;
@@ -1086,22 +1095,28 @@ SPDL__PRIVATE void spdl__cuda_stalled(spdl_cuda *cuda, const char *what) {
                (int)spdl__cuda_in_flight(cuda));
 }
 
-/* Pops from a ring of free slots, which is closed when the device is lost. */
+/* Pops from a ring of free slots, which is closed when the device is lost. Whoever has a slot may
+   wait for the memory of a copy: while copies run this wakes up to release it. */
 SPDL__PRIVATE spdl_result spdl__free_pop(spdl_cuda *cuda, spdl_ring *ring, void *pointer,
                                          const char *what, uint64_t deadline) {
-    const int64_t second = 1000000000;
+    const uint64_t second = 1000000000, slice_ns = 200000;
     spdl_result result = spdl_ring_try_pop(ring, pointer);
-    int64_t left = spdl__time_left(deadline);
-    uint64_t start;
-    if (result == SPDL_EMPTY && left == 0) return SPDL_TIMEOUT;
-    if (result != SPDL_EMPTY) return result == SPDL_CLOSED ? SPDL_E_CUDA_LOST : result;
-    start = spdl_time_ns();
-    result = spdl_ring_pop(ring, pointer, left < 0 || left > second ? second : left);
-    if (result == SPDL_TIMEOUT && (left < 0 || left > second)) {
-        spdl__cuda_stalled(cuda, what);
-        result = spdl_ring_pop(ring, pointer, spdl__time_left(deadline));
+    uint64_t start, now, until;
+    if (result == SPDL_OK) return result;
+    now = start = spdl_time_ns();
+    while (result == SPDL_EMPTY || result == SPDL_TIMEOUT) {
+        spdl_result reaped = SPDL_OK;
+        while (reaped == SPDL_OK && spdl__cuda_in_flight(cuda) > 0)
+            reaped = spdl__cuda_await_copy(cuda, 0, false);
+        if (reaped != SPDL_OK && reaped != SPDL_TIMEOUT) return reaped;
+        if (now >= deadline) return SPDL_TIMEOUT;
+        if (now - start >= second) spdl__cuda_stalled(cuda, what);
+        until = now - start >= second ? deadline : spdl__min(deadline, start + second);
+        if (spdl__cuda_in_flight(cuda) > 0) until = spdl__min(until, now + slice_ns);
+        result = spdl_ring_pop(ring, pointer, spdl__time_left(until));
+        spdl__add(&cuda->wait_slot_ns, spdl_time_ns() - now);
+        now = spdl_time_ns();
     }
-    spdl__add(&cuda->wait_slot_ns, spdl_time_ns() - start);
     return result == SPDL_CLOSED ? SPDL_E_CUDA_LOST : result;
 }
 
@@ -1111,6 +1126,7 @@ typedef struct spdl__cuda_sending {
     const spdl__cuda_slab *slab; /* of this spdl_cuda, or NULL */
     bool pinned;                 /* by anyone */
     bool copied;                 /* on the loose stream */
+    bool whole;                  /* in one registration of others */
 } spdl__cuda_sending;
 
 /* In a scope: E3 on a stream, then the copy, which is cut where a registration ends. */
@@ -1125,7 +1141,7 @@ SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_s
         if (s->slot->reader[i].state == SPDL__READER_DONE)
             result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (stream, s->slot->reader[i].event, 0));
     for (; left > 0 && result == SPDL_OK; from += bytes, to += bytes, left -= bytes) {
-        bytes = s->pinned ? spdl__pinned_span(cuda, s->slab, from) : left;
+        bytes = s->pinned && !s->whole ? spdl__pinned_span(cuda, s->slab, from) : left;
         if (bytes == 0 || bytes > left) bytes = left;
         result = SPDL__CUDA_TRY(cuda, MemcpyHtoDAsync, (to, from, bytes, stream));
     }
@@ -1137,9 +1153,12 @@ SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_s
 SPDL__PRIVATE spdl_result spdl__submit_loose(spdl_cuda *cuda, spdl__cuda_sending *s) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
+    size_t span;
     int i;
     if (result != SPDL_OK) return result;
-    s->pinned = spdl__host_pinned(cuda, NULL, s->view->data, s->view->bytes);
+    span = spdl__pinned_span(cuda, NULL, (const char *)s->view->data);
+    s->whole = span >= s->view->bytes; /* nearly always: the driver is asked once */
+    s->pinned = s->whole || spdl__host_pinned(cuda, NULL, s->view->data, s->view->bytes);
     if (!s->pinned) {
         result = spdl__submit_bytes(cuda, s, cuda->loose);
         if (result == SPDL_OK)
@@ -1194,7 +1213,7 @@ SPDL__PRIVATE void spdl__submit_note(spdl_cuda *cuda, const spdl__cuda_sending *
 /* Sends a view to a slot, and fills in its batch. After a failure the caller has both. */
 SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *slot,
                                             const spdl_cuda_view *view, uint64_t deadline) {
-    spdl__cuda_sending s = { slot, view, NULL, false, false };
+    spdl__cuda_sending s = { slot, view, NULL, false, false, false };
     spdl__cuda_transfer *transfer;
     spdl_result result;
     int i;
@@ -1235,8 +1254,12 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
 
 SPDL__PRIVATE spdl_result spdl__view_check(spdl_cuda *cuda, const spdl_cuda_view *view,
                                            spdl_result too_large) {
-    if (view->bytes > cuda->desc.slot_bytes)
-        return spdl__cuda_refuse(cuda, too_large, "send: larger than slot_bytes");
+    if (view->bytes > cuda->desc.slot_bytes) {
+        char why[sizeof(cuda->error.text)];
+        (void)snprintf(why, sizeof(why), "send: a batch of %llu bytes, slot_bytes is %llu",
+                       (spdl__llu)view->bytes, (spdl__llu)cuda->desc.slot_bytes);
+        return spdl__cuda_refuse(cuda, too_large, why);
+    }
     if (view->data == NULL && view->bytes > 0)
         return spdl__cuda_invalid(cuda, "send: data is NULL");
     return SPDL_OK;
@@ -1259,34 +1282,23 @@ SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
     return result;
 }
 
-SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
-    spdl_result result = spdl__cuda_usable(cuda);
-    bool done = true;
-    if (result != SPDL_OK) return result;
-    if (spdl__cuda_in_flight(cuda) == 0) return SPDL_EMPTY;
-    result = spdl__cuda_await_copy(cuda, spdl__deadline(timeout_ns), false);
-    while (result == SPDL_OK && done && spdl__cuda_in_flight(cuda) > 0) {
-        const uint64_t oldest = spdl__load(&cuda->reclaimed);
-        void *event = spdl__cuda_transfer_of(cuda, oldest)->event;
-        if (spdl__event_ask(cuda, event, &done) != SPDL_OK) break; /* the next call returns it */
-        if (done) spdl__cuda_reap_until(cuda, oldest + 1);
-    }
-    return result;
-}
-
 SPDL__PRIVATE spdl__cuda_slot *spdl__slot_of(const spdl_cuda_batch *batch) {
-    spdl__cuda_slot *slot = batch == NULL ? NULL : (spdl__cuda_slot *)batch->slot_;
+    spdl__cuda_slot *slot = (spdl__cuda_slot *)batch->slot_;
     return slot != NULL && spdl__load(&slot->ticket) == batch->ticket_ ? slot : NULL;
 }
 
-SPDL__PRIVATE spdl_result spdl__batch_check(const spdl_cuda_batch *batch, spdl__cuda_slot **slot,
-                                            const char *why) {
+/* Takes the lock if it returns SPDL_OK: several threads may use a batch, each on its stream. */
+SPDL__PRIVATE spdl_result spdl__batch_lock(const spdl_cuda_batch *batch, spdl__cuda_slot **slot,
+                                           const char *why) {
     spdl_result result;
     if (batch == NULL) return SPDL_E_INVALID;
     result = spdl__cuda_usable(batch->cuda);
     if (result != SPDL_OK) return result;
+    pthread_mutex_lock(&batch->cuda->lock);
     *slot = spdl__slot_of(batch);
-    return *slot != NULL ? SPDL_OK : spdl__cuda_invalid(batch->cuda, why);
+    if (*slot != NULL) return SPDL_OK;
+    pthread_mutex_unlock(&batch->cuda->lock);
+    return spdl__cuda_invalid(batch->cuda, why);
 }
 
 SPDL__PRIVATE spdl__cuda_reader *spdl__reader_of(spdl__cuda_slot *slot,
@@ -1345,20 +1357,26 @@ SPDL__PRIVATE spdl_result spdl__slot_ready(spdl_cuda *cuda, spdl__cuda_slot *slo
 
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream) {
     spdl__cuda_slot *slot = NULL;
-    const spdl_result result = spdl__batch_check(batch, &slot, "ready: the batch was done with");
-    return result == SPDL_OK ? spdl__slot_ready(batch->cuda, slot, stream, false) : result;
+    spdl_result result = spdl__batch_lock(batch, &slot, "ready: the batch was done with");
+    if (result != SPDL_OK) return result;
+    result = spdl__slot_ready(batch->cuda, slot, stream, false);
+    pthread_mutex_unlock(&batch->cuda->lock);
+    return result;
 }
 
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns) {
     spdl__cuda_slot *slot = NULL;
-    spdl_result result = spdl__batch_check(batch, &slot, "arrived: the batch was done with");
+    spdl_result result = spdl__batch_lock(batch, &slot, "arrived: the batch was done with");
     spdl_cuda *cuda;
+    uint64_t number;
     if (result != SPDL_OK) return result;
     cuda = batch->cuda;
-    if (slot->transfer < spdl__load(&cuda->reclaimed)) return SPDL_OK; /* pairs as in slot_wait */
-    result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, slot->transfer)->event,
+    number = slot->transfer;
+    pthread_mutex_unlock(&cuda->lock);
+    if (number < spdl__load(&cuda->reclaimed)) return SPDL_OK; /* pairs as in slot_wait */
+    result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, number)->event,
                               spdl__deadline(timeout_ns), true);
-    if (result == SPDL_OK) spdl__cuda_reap_until(cuda, slot->transfer + 1);
+    if (result == SPDL_OK) spdl__cuda_reap_until(cuda, number + 1);
     return result;
 }
 
@@ -1390,32 +1408,44 @@ SPDL__PRIVATE void spdl__slot_end(spdl_cuda *cuda, spdl__cuda_slot *slot) {
     spdl__slot_retire(cuda, slot);
 }
 
-SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream handle) {
+/* Under lock: another thread may be done on its stream. */
+SPDL__PRIVATE spdl_result spdl__slot_done(spdl_cuda *cuda, spdl__cuda_slot *slot,
+                                          spdl_cuda_stream handle) {
     const spdl__cuda_reader stream = spdl__stream_of(handle);
-    spdl__cuda_slot *slot = NULL;
     spdl__cuda_reader *reader;
-    spdl_result result = spdl__batch_check(batch, &slot, "done: the batch was done with");
+    spdl_result result;
     int i;
-    if (result != SPDL_OK) return result;
     if (slot->lent)
-        return spdl__cuda_invalid(batch->cuda,
+        return spdl__cuda_invalid(cuda,
                                   "done: the batch is the iterator's, which does that itself");
     reader = spdl__reader_of(slot, &stream);
     if (reader == NULL || reader->state != SPDL__READER_READING)
-        return spdl__cuda_invalid(batch->cuda, "done: the batch was not made ready on this stream");
-    result = spdl__work_record(batch->cuda, reader);
+        return spdl__cuda_invalid(cuda, "done: the batch was not made ready on this stream");
+    result = spdl__work_record(cuda, reader);
     if (result != SPDL_OK) return result;
     for (i = 0; i < SPDL_CUDA_MAX_READERS; ++i)
         if (slot->reader[i].state == SPDL__READER_READING) return SPDL_OK;
-    spdl__slot_retire(batch->cuda, slot);
+    spdl__slot_retire(cuda, slot);
     return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream stream) {
+    spdl__cuda_slot *slot = NULL;
+    spdl_result result = spdl__batch_lock(batch, &slot, "done: the batch was done with");
+    if (result != SPDL_OK) return result;
+    result = spdl__slot_done(batch->cuda, slot, stream);
+    pthread_mutex_unlock(&batch->cuda->lock);
+    return result;
 }
 
 SPDL_API void spdl_cuda_batch_free(void *batch) {
     spdl_cuda_batch *given = (spdl_cuda_batch *)batch;
-    spdl__cuda_slot *slot = spdl__slot_of(given);
-    if (slot == NULL || slot->lent || spdl__cuda_usable(given->cuda) != SPDL_OK) return;
-    spdl__slot_end(given->cuda, slot);
+    spdl__cuda_slot *slot;
+    if (given == NULL || spdl__cuda_usable(given->cuda) != SPDL_OK) return;
+    pthread_mutex_lock(&given->cuda->lock);
+    slot = spdl__slot_of(given);
+    if (slot != NULL && !slot->lent) spdl__slot_end(given->cuda, slot);
+    pthread_mutex_unlock(&given->cuda->lock);
 }
 
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes) {
@@ -1429,39 +1459,14 @@ SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes) 
     return spdl__cuda_refuse(cuda, result, "adopt: out of memory");
 }
 
-SPDL__PRIVATE spdl__cuda_slab *spdl__arena_unlink(spdl_cuda *cuda, const void *base) {
-    spdl__cuda_slab **at = &cuda->slabs, *found;
-    pthread_mutex_lock(&cuda->lock);
-    while (*at != NULL && ((*at)->ours || (*at)->base != (const char *)base)) at = &(*at)->next;
-    found = *at;
-    if (found != NULL) *at = found->next;
-    pthread_mutex_unlock(&cuda->lock);
-    return found;
-}
-
-SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base) {
-    spdl__cuda_scope scope;
-    spdl__cuda_slab *slab;
-    spdl_result result = spdl__cuda_usable(cuda);
-    if (result == SPDL_OK) result = spdl__cuda_drain(cuda);
-    if (result == SPDL_OK) result = spdl__cuda_enter(cuda, &scope, true);
-    if (result != SPDL_OK) return result;
-    slab = spdl__arena_unlink(cuda, base);
-    if (slab != NULL && !spdl__slab_unpin(cuda, slab)) result = SPDL_E_CUDA;
-    spdl__cuda_leave(cuda, &scope);
-    if (slab == NULL)
-        return spdl__cuda_refuse(cuda, SPDL_E_NOT_FOUND, "disown: no arena begins there");
-    spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
-    return result;
-}
-
 SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error) {
     if (error == NULL) return;
     spdl__error_clear(error);
     if (cuda == NULL) return;
-    if (cuda->process != (long)getpid()) { /* threads of the parent may hold its locks */
+    if (spdl__cuda_forked(cuda)) { /* threads of the parent may hold its locks */
         (void)spdl__error_set(error, SPDL_E_CUDA_FORKED,
-                              "cuda: opened before a fork: the child has to open its own");
+                              "cuda: opened before a fork: the child of a process that uses CUDA "
+                              "cannot use it; fork before the first spdl_cuda, or exec");
         return;
     }
     pthread_mutex_lock(&cuda->error_lock);
@@ -1472,7 +1477,7 @@ SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error) {
 SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats) {
     if (stats == NULL) return;
     memset(stats, 0, sizeof(*stats));
-    if (cuda == NULL || cuda->process != (long)getpid()) return;
+    if (cuda == NULL || spdl__cuda_forked(cuda)) return;
     stats->lost = spdl__load32(&cuda->lost) != 0;
     stats->device = cuda->device;
     stats->device_free = (int)spdl_ring_count(cuda->free_slots);
@@ -1638,23 +1643,19 @@ SPDL__PRIVATE int spdl__cuda_ordinal(const spdl_cuda *cuda, const char **why) {
 }
 
 SPDL__PRIVATE spdl_result spdl__cuda_choose(spdl_cuda *cuda) {
+    const int count = spdl__cuda_count(&cuda->api, &cuda->error);
+    char name[64] = "";
     const char *why;
-    spdl_cuda_info info;
     spdl_result result;
-    int count;
-    memset(&info, 0, sizeof(info));
-    count = spdl__cuda_count(&cuda->api, &info);
-    if (count == 0)
-        return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND, "cuda: there is no device: %s",
-                               info.reason);
+    if (count == 0) return SPDL_E_NOT_FOUND;
     cuda->device = spdl__cuda_ordinal(cuda, &why);
     if (cuda->device >= count)
         return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND, "cuda: there is no device %d: this "
                                "process sees %d", cuda->device, count);
-    (void)spdl__cuda_name(&cuda->api, cuda->device, info.name);
-    spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "cuda: device %d, %s (%s)", cuda->device,
-               info.name, why);
     result = SPDL__CUDA_TRY(cuda, DeviceGet, (&cuda->handle, cuda->device));
+    if (result == SPDL_OK) (void)cuda->api.DeviceGetName(name, sizeof(name), cuda->handle);
+    spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "cuda: device %d, %s (%s)", cuda->device, name,
+               why);
     if (result == SPDL_OK &&
         cuda->api.DeviceGetAttribute(&cuda->numa_node, SPDL__CU_ATTR_NUMA_NODE, cuda->handle) != 0)
         cuda->numa_node = -1;
@@ -1687,13 +1688,10 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_host(spdl_cuda *cuda) {
 }
 
 SPDL__PRIVATE spdl_result spdl__cuda_malloc(spdl_cuda *cuda) {
-    const size_t inputs = cuda->desc.device_memory == NULL ? (size_t)cuda->desc.device_slots : 0;
-    const size_t bytes = inputs * cuda->stride +
+    const size_t bytes = (size_t)cuda->desc.device_slots * cuda->stride +
                          (size_t)cuda->desc.output_slots * cuda->output_stride;
+    const int code = cuda->api.MemAlloc(&cuda->memory, bytes);
     spdl_result result;
-    int code;
-    if (bytes == 0) return SPDL_OK;
-    code = cuda->api.MemAlloc(&cuda->memory, bytes);
     if (code == 0) return SPDL_OK;
     cuda->memory = 0;
     result = spdl__cuda_fail(cuda, "cuMemAlloc", code);
@@ -1745,7 +1743,6 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
     uintptr_t device = (uintptr_t)cuda->memory;
     void **copied = cuda->event, **read = cuda->event + inputs + outputs;
     int i, k;
-    if (cuda->desc.device_memory != NULL) device = (uintptr_t)cuda->desc.device_memory;
     for (i = 0; i < inputs; ++i) {
         spdl__cuda_slot *slot = &cuda->slot[i];
         slot->batch.data = (void *)(device + (size_t)i * cuda->stride);
@@ -1756,8 +1753,7 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
         cuda->transfer[i].event = *copied++;
         (void)spdl_ring_try_push(cuda->free_slots, &slot);
     }
-    device = (uintptr_t)cuda->memory;
-    if (cuda->desc.device_memory == NULL) device += (size_t)inputs * cuda->stride;
+    device += (size_t)inputs * cuda->stride;
     for (i = 0; i < outputs; ++i) {
         spdl__cuda_output *output = &cuda->output[i];
         output->out.host = cuda->outputs_at->base + (size_t)i * cuda->output_stride;
@@ -1767,20 +1763,6 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
         output->kernels.event = *read++;
         output->copied = *copied++;
         (void)spdl_ring_try_push(cuda->free_outputs, &output);
-    }
-}
-
-/* Unmaps our slabs. Memory that may still be registered stays mapped, unless the device is lost. */
-SPDL__PRIVATE void spdl__cuda_end_slabs(spdl_cuda *cuda, bool entered) {
-    while (cuda->slabs != NULL) {
-        spdl__cuda_slab *slab = cuda->slabs;
-        bool ended = slab->pinned == 0;
-        cuda->slabs = slab->next;
-        if (!ended && entered) ended = spdl__slab_unpin(cuda, slab);
-        else if (!ended)
-            ended = spdl__load32(&cuda->lost) != 0 && spdl__load32(&cuda->unloading) == 0;
-        if (slab->ours && ended) (void)munmap(slab->base, slab->bytes);
-        spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
     }
 }
 
@@ -1799,8 +1781,9 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
             if (stream[i] != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (stream[i]));
         if (cuda->memory != 0) (void)SPDL__CUDA_TRY(cuda, MemFree, (cuda->memory));
     }
-    spdl__cuda_end_slabs(cuda, entered);
     if (entered) spdl__cuda_leave(cuda, &scope);
+    while (cuda->slabs > 0) spdl__slab_end(cuda, cuda->slab[--cuda->slabs]);
+    spdl__free(&cuda->desc.allocator, cuda->slab, (size_t)cuda->slab_room * sizeof(*cuda->slab));
     if (there) (void)SPDL__CUDA_TRY(cuda, DevicePrimaryCtxRelease, (cuda->handle));
     if (cuda->error.result == SPDL_E_CUDA) /* something remains, or failed before */
         spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "%.*s", (int)sizeof(cuda->error.text) - 1,
@@ -1810,6 +1793,7 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
 SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
     const spdl_allocator allocator = cuda->desc.allocator;
     spdl__cuda_release_device(cuda);
+    if (cuda->ours != NULL) (void)munmap(cuda->ours, SPDL__PAGE);
     pthread_mutex_destroy(&cuda->error_lock);
     pthread_mutex_destroy(&cuda->lock);
     if (cuda->nap_made) spdl__os_event_fini(&cuda->nap);
@@ -1817,6 +1801,17 @@ SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
     spdl_ring_destroy(cuda->free_outputs, NULL, NULL);
     spdl__free(&allocator, cuda->slot, cuda->table_bytes);
     spdl__free(&allocator, cuda, sizeof(*cuda));
+}
+
+/* Returns NULL before Linux 4.14. */
+SPDL__PRIVATE uint32_t *spdl__cuda_mark(void) {
+    const long wipe_on_fork = 18;
+    uint32_t *mark = (uint32_t *)(void *)spdl__map(SPDL__PAGE);
+    if (mark == NULL) return NULL;
+    *mark = 1;
+    if (syscall(SYS_madvise, mark, SPDL__PAGE, wipe_on_fork) == 0) return mark;
+    (void)munmap(mark, SPDL__PAGE);
+    return NULL;
 }
 
 SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc) {
@@ -1834,6 +1829,7 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "cuda: out of memory");
     made->desc = *desc;
     made->process = (long)getpid();
+    made->ours = spdl__cuda_mark();
     made->desc.error = NULL; /* for this call only */
     spdl__error_clear(&made->error);
     made->lock = made->error_lock = unlocked;
@@ -1858,11 +1854,11 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
     spdl_result result;
     int i;
-    if (cuda == NULL || cuda->process != (long)getpid()) return;
+    if (cuda == NULL || spdl__cuda_forked(cuda)) return;
     spdl__copies_settle(cuda, cuda->stream);
     spdl__copies_settle(cuda, cuda->back);
     result = spdl__cuda_usable(cuda);
-    for (i = 0; i < cuda->events && result == SPDL_OK; ++i) /* the memory may be the caller's */
+    for (i = 0; i < cuda->events && result == SPDL_OK; ++i) /* readers, too */
         result = spdl__event_ask(cuda, cuda->event[i], NULL);
     spdl__cuda_reap_until(cuda, cuda->sent); /* idle or lost */
     spdl__cuda_release(cuda);
@@ -1921,19 +1917,41 @@ SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uin
     return result;
 }
 
+/* A buffer is the block of a batch without items. */
+SPDL__PRIVATE spdl__batch *spdl__iter_block(const spdl_cuda_iter_desc *desc, void *item) {
+    const size_t head = desc->buffers ? spdl__line_up(sizeof(spdl__batch)) : 0;
+    return (spdl__batch *)(void *)((char *)item - head);
+}
+
+/* Pins the block of a batch, which has pages of its own, until the spdl_cuda is closed. Its
+   pool then keeps all blocks until the pipeline ends, so none is unmapped while it is pinned. */
+SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__batch *batch) {
+    spdl__batch_pool *pool = batch->pool;
+    const size_t bytes = spdl__batch_bytes(pool);
+    spdl__cuda_slab *slab;
+    if (pool->allocator.alloc_fn != NULL || bytes < SPDL__OWN_PAGES) return;
+    pthread_mutex_lock(&cuda->lock);
+    slab = spdl__slab_find(cuda, batch, bytes);
+    pthread_mutex_unlock(&cuda->lock);
+    if (slab != NULL) return;
+    spdl__store(&pool->keep, UINT64_MAX);
+    (void)spdl__slab_new(cuda, batch, spdl__round_up(bytes, SPDL__PAGE), &slab);
+}
+
 SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl_cuda_view *view) {
-    const spdl_batch *batch = (const spdl_batch *)item;
+    spdl__batch *batch = item != NULL ? spdl__iter_block(&iter->desc, item) : NULL;
     spdl_result result = SPDL_OK;
     memset(view, 0, sizeof(*view));
     view->item = item;
     view->release = item != NULL ? iter->desc.free_item : NULL;
     if (iter->desc.view != NULL) {
         result = iter->desc.view(item, view);
-    } else if (batch == NULL || batch->data == NULL) {
+    } else if (batch == NULL || batch->shown.data == NULL) {
         result = spdl__cuda_invalid(iter->cuda, "iterator: an item is not a batch in place");
     } else {
-        view->data = batch->data;
-        view->bytes = batch->count * iter->desc.item_bytes;
+        if (iter->owns) spdl__iter_pin(iter->cuda, batch);
+        view->data = batch->shown.data;
+        view->bytes = iter->desc.buffers ? batch->pool->block_bytes : batch->shown.bytes;
     }
     if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view, SPDL_E_INVALID);
     if (result == SPDL_OK) return SPDL_OK;
@@ -2081,6 +2099,19 @@ SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n) {
     return SPDL_OK;
 }
 
+/* Without view. */
+SPDL__PRIVATE spdl_free_fn spdl__iter_free(const spdl_cuda_iter_desc *desc) {
+    if (desc->next == spdl_loader_next_fn) return spdl_loader_batch_free;
+    return desc->buffers ? spdl_buffer_free : spdl_batch_free;
+}
+
+SPDL__PRIVATE spdl_result spdl__iter_view_loader(void *item, spdl_cuda_view *view) {
+    const spdl_loader_batch *batch = (const spdl_loader_batch *)item;
+    view->data = batch->data;
+    view->bytes = batch->bytes;
+    return SPDL_OK;
+}
+
 SPDL__PRIVATE spdl_result spdl__iter_check(const spdl_cuda *cuda, const spdl_cuda_iter_desc *desc) {
     const char *why = NULL;
     const spdl_result result = spdl__cuda_usable(cuda);
@@ -2090,7 +2121,6 @@ SPDL__PRIVATE spdl_result spdl__iter_check(const spdl_cuda *cuda, const spdl_cud
     if (desc->next == NULL) why = "next is NULL";
     if (desc->depth < 0 || desc->depth > cuda->desc.device_slots - 1)
         why = "depth must be 0 to device_slots - 1";
-    if (desc->view == NULL && desc->item_bytes == 0) why = "set view, or item_bytes of the batches";
     if (why == NULL) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_INVALID, "cuda: iterator: %s", why);
 }
@@ -2123,85 +2153,69 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
     made->desc = *desc;
     made->desc.error = NULL; /* for this call only */
     made->desc.depth = depth;
-    if (made->desc.view == NULL) made->desc.free_item = spdl_batch_free;
+    if (desc->view == NULL) made->desc.free_item = spdl__iter_free(desc);
+    if (made->desc.free_item == spdl_loader_batch_free) made->desc.view = spdl__iter_view_loader;
     made->queue = (spdl__cuda_slot **)(void *)(made + 1);
     made->slot = made->queue + depth + 2;
     *iter = made;
     return SPDL_OK;
 }
 
-SPDL__PRIVATE spdl_result spdl__iter_view_loader(void *item, spdl_cuda_view *view) {
-    const spdl_loader_batch *batch = (const spdl_loader_batch *)item;
-    view->data = batch->data;
-    view->bytes = batch->bytes;
-    return SPDL_OK;
+/* Takes the first item, for the size of slots: that of a full batch. It may be a short one. */
+SPDL__PRIVATE spdl_result spdl__iter_first(const spdl_cuda_iter_desc *desc, void **item,
+                                           size_t *bytes) {
+    const spdl_result result = desc->next(desc->source, item, SPDL_FOREVER);
+    const char *why = NULL;
+    if (result != SPDL_OK) why = spdl_result_text(result);
+    else if (*item == NULL) why = "NULL";
+    else if (desc->next == spdl_loader_next_fn)
+        spdl_loader_arena((const spdl_loader *)desc->source, NULL, NULL, bytes);
+    else *bytes = spdl__iter_block(desc, *item)->pool->block_bytes;
+    if (why == NULL && *bytes == 0) why = "it is not a batch in place";
+    if (why == NULL) return SPDL_OK;
+    return spdl__error_set(desc->error, result != SPDL_OK ? result : SPDL_E_INVALID,
+                           "cuda: iterator: the first item: %s", why);
 }
 
-/* Opens the spdl_cuda for items like this one, and adopts the arena of a loader. */
-SPDL__PRIVATE spdl_result spdl__iter_open_for(spdl_cuda_iter **iter,
-                                              const spdl_cuda_iter_desc *desc, void *item,
-                                              size_t bytes) {
-    spdl_cuda_desc ring_desc;
-    spdl_cuda *cuda;
+SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, const spdl_cuda_iter_desc *desc) {
+    spdl_cuda_desc slots;
+    spdl_cuda *cuda = NULL;
     spdl_result result;
-    size_t arena_bytes;
-    void *arena;
-    memset((void *)&ring_desc, 0, sizeof(ring_desc));
-    ring_desc.slot_bytes = bytes;
-    ring_desc.error = desc->error;
-    result = spdl_cuda_open(&cuda, &ring_desc);
-    if (result == SPDL_OK && desc->view != NULL) {
-        spdl_loader_arena((const spdl_loader *)desc->source, &arena, &arena_bytes, NULL);
-        result = spdl_cuda_adopt(cuda, arena, arena_bytes);
+    void *item = NULL, *arena;
+    size_t bytes;
+    if (iter == NULL) return SPDL_E_INVALID;
+    *iter = NULL;
+    if (desc == NULL) return SPDL_E_INVALID;
+    spdl__error_clear(desc->error);
+    if (desc->next == NULL || desc->view != NULL)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "cuda: iterator: next is NULL, or view "
+                                                            "is set, which iter_create takes");
+    memset((void *)&slots, 0, sizeof(slots));
+    slots.device = desc->device;
+    slots.logger = desc->logger;
+    slots.error = desc->error;
+    result = spdl__iter_first(desc, &item, &slots.slot_bytes);
+    if (result == SPDL_OK) result = spdl_cuda_open(&cuda, &slots);
+    if (result == SPDL_OK && desc->next == spdl_loader_next_fn) {
+        spdl_loader_arena((const spdl_loader *)desc->source, &arena, &bytes, NULL);
+        result = spdl_cuda_adopt(cuda, arena, bytes);
         if (result != SPDL_OK) spdl_cuda_error(cuda, desc->error);
     }
     if (result == SPDL_OK) result = spdl_cuda_iter_create(iter, cuda, desc);
-    if (result != SPDL_OK) {
-        spdl_cuda_close(cuda);
-        return result;
+    if (result == SPDL_OK) {
+        (*iter)->owns = true;
+        (*iter)->first_item = item;
+        return SPDL_OK;
     }
-    (*iter)->owns = true;
-    (*iter)->first_item = item;
-    return SPDL_OK;
-}
-
-SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
-                                         size_t item_bytes, spdl_error *error) {
-    const bool loader = next == spdl_loader_next_fn;
-    spdl_cuda_iter_desc desc;
-    spdl_result result;
-    size_t bytes;
-    void *item = NULL;
-    if (iter == NULL) return SPDL_E_INVALID;
-    *iter = NULL;
-    if (next == NULL || (item_bytes == 0 && !loader))
-        return spdl__error_set(error, SPDL_E_INVALID, "cuda: iterator: next is NULL, or item_bytes "
-                                                      "of the batches is 0");
-    memset((void *)&desc, 0, sizeof(desc));
-    desc.next = next;
-    desc.source = source;
-    desc.item_bytes = item_bytes;
-    desc.view = loader ? spdl__iter_view_loader : NULL;
-    desc.free_item = loader ? spdl_loader_batch_free : spdl_batch_free;
-    desc.error = error;
-    spdl__error_clear(error);
-    result = next(source, &item, SPDL_FOREVER);
-    if (result != SPDL_OK)
-        return spdl__error_set(error, result, "cuda: iterator: the first item: %s",
-                               spdl_result_text(result));
-    if (item == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "cuda: iterator: the first item is NULL");
-    bytes = loader ? ((const spdl_loader_batch *)item)->bytes
-                   : ((const spdl_batch *)item)->count * item_bytes;
-    result = spdl__iter_open_for(iter, &desc, item, bytes);
-    if (result != SPDL_OK) desc.free_item(item);
+    spdl_cuda_close(cuda);
+    spdl__iter_free(desc)(item);
     return result;
 }
 
 SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter) {
     spdl_cuda *cuda;
     bool owns;
-    if (iter == NULL || iter->cuda->process != (long)getpid()) return;
+    if (iter == NULL || spdl__cuda_forked(iter->cuda)) return;
     cuda = iter->cuda;
     owns = iter->owns;
     if (iter->first_item != NULL) iter->desc.free_item(iter->first_item);
@@ -2212,7 +2226,7 @@ SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter) {
         spdl__cuda_slot *slot = iter->queue[iter->first % (iter->desc.depth + 2)];
         if (slot != NULL) spdl__slot_end(cuda, slot);
     }
-    if (spdl__cuda_drain(cuda) != SPDL_OK) spdl__copies_settle(cuda, cuda->stream);
+    spdl__copies_settle(cuda, cuda->stream);
     spdl__cuda_reap_until(cuda, spdl__load(&cuda->sent)); /* done or lost */
     spdl__store32(&cuda->iterating, 0);
     spdl__free(&cuda->desc.allocator, iter, iter->bytes);

@@ -678,8 +678,7 @@ SPDL_FN(place_item, void, void) {
 /* GB/s, or with *cpu CPU nanoseconds for each byte. */
 static double in_place(bool cpu) {
     spdl_pipeline_desc desc = { .workers = 2 };
-    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next,
-                                      .item_bytes = PLACE_BYTES / PLACES };
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next };
     const uint64_t count = count_for(PLACE_BYTES);
     spdl_pipeline *p = NULL;
     spdl_cuda_stats stats;
@@ -1197,14 +1196,12 @@ static void row_trainer_cpu(void) {
 }
 
 static void print_device(void) {
-    spdl_cuda_info info;
+    spdl_error error;
     FILE *to = bench_opt.json ? stderr : stdout;
-    spdl_cuda_probe(&info);
     if (SIMULATED)
         fputs("SIMULATION: there is no GPU here. The rows show that the bench runs; the figures\n"
               "say nothing about any device.\n", to);
-    else if (info.device_count == 0) bench_fail("no device: %s", info.reason);
-    else fprintf(to, "device: %s\n", info.name);
+    else if (spdl_cuda_count(&error) == 0) bench_fail("%s", error.text);
 }
 
 int main(int argc, char **argv) {

@@ -1,17 +1,23 @@
 #!/bin/sh
-# spdl_cuda.h on a machine with a GPU, in parts that are each limited in time, 8 minutes in all:
-#     bench/gpu.sh                the parts below, one table
-#     bench/gpu.sh PART ...       only these: test limits bench peers sanitize
-# The table goes to bench/results/gpu-CARD.txt as well, with the machine, the driver and the date;
-# what the programs printed is in build/gpu-PART.txt. Needs the CUDA toolkit (CUDA_HOME,
-# /usr/local/cuda), gcc and make; peers also python3 with torch.
+# spdl_cuda.h on a machine with a GPU, in parts that are each limited in time:
+#     bench/gpu.sh build          what the parts run, in build/gpu; needs no GPU
+#     bench/gpu.sh first          test limits bench scale sanitize: 8 minutes
+#     bench/gpu.sh second         peers: 5 minutes
+#     bench/gpu.sh PART ...       only these
+# The table goes to bench/results/gpu-CARD.txt or, if OUT is set, into that folder, with the
+# machine, the driver and the date. It is written again after each part: a run that is cut leaves
+# what it has. What the programs printed is in gpu-PART.txt beside it, and in build. Needs the CUDA
+# toolkit (CUDA_HOME, /usr/local/cuda), gcc and make; peers also python3 with torch.
 #
 # Without a GPU the same parts run on the stand-in of tests/cudart_sim.c. That shows that this
 # script works and nothing else: it says so, and the table goes to build/gpu-none.txt.
 cd "$(dirname "$0")/.." || exit 1
 home=${CUDA_HOME:-/usr/local/cuda}
-parts=${*:-test limits bench peers sanitize}
+parts=${*:-first second}
+case " $parts " in *" first "*) parts="$parts test limits bench scale sanitize" ;; esac
+case " $parts " in *" second "*) parts="$parts peers" ;; esac
 
+arch=${CUDA_ARCH:-all-major}
 gpu=no
 card=none
 results=build
@@ -20,6 +26,7 @@ if [ -x "$home/bin/nvcc" ] && nvidia-smi -L >/dev/null 2>&1; then
     card=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr 'A-Z ' 'a-z-')
     results=bench/results
 fi
+[ -z "$OUT" ] || results=$OUT
 mkdir -p "$results" build
 
 say() {
@@ -48,12 +55,32 @@ machine() {
 build_tests() {
     folder=build/gpu
     mkdir -p "$folder"
-    [ "$folder/tests" -nt spdl_cuda.h ] && return
-    "$home/bin/nvcc" -O2 -arch=native -Itests -c -o "$folder/kit.o" tests/cuda_kit.cu &&
+    old=$(find spdl.h spdl_cuda.h tests/*cuda* tests/test.h -newer "$folder/tests" 2>&1)
+    [ -z "$old" ] && return
+    "$home/bin/nvcc" -O2 -arch="$arch" -Itests -c -o "$folder/kit.o" tests/cuda_kit.cu &&
         gcc -std=gnu11 -O1 -g -DCUDA_REAL -isystem "$home/include" -o "$folder/tests" \
             tests/main_cuda.c tests/test_cuda.c tests/test_cuda_back.c "$folder/kit.o" \
             -L"$home/lib64" -lcudart \
             -Wl,-rpath,"$home/lib64" -lstdc++ -ldl -lrt -lpthread -lm
+}
+
+# All that needs a compiler. The device's bench does not stay where make looks for the stand-in's.
+run_build() {
+    if [ -x "$home/bin/nvcc" ]; then
+        build_tests && make -s -B build/bench/bench_cuda GPU=yes CUDA_ARCH="$arch" &&
+            mv build/bench/bench_cuda build/gpu/bench_cuda || return 1
+    else
+        echo "no nvcc here (looked in $home/bin): nothing for a device was built"
+    fi
+    make -s build/bench/bench_pipeline build/bench/peers/pipe_jpeg.so
+}
+
+bench_cuda() {
+    if [ "$gpu" = no ]; then
+        make -s build/bench/bench_cuda && build/bench/bench_cuda "$@"
+    else
+        { [ -x build/gpu/bench_cuda ] || run_build; } && build/gpu/bench_cuda "$@"
+    fi
 }
 
 run_test() {
@@ -61,7 +88,7 @@ run_test() {
         CUDA_TESTS=gcc make -s test-cuda
         return
     fi
-    build_tests && build/gpu/tests --repeat 3
+    build_tests && build/gpu/tests
 }
 
 # 64 KB of locked memory, as a user who may not raise it.
@@ -78,12 +105,18 @@ run_limits() {
 }
 
 run_bench() {
-    make -s bench-cuda
+    bench_cuda
+}
+
+# The benches of pipelines on more and more processors of this machine.
+run_scale() {
+    make -s build/bench/bench_pipeline build/bench/peers/pipe_jpeg.so || return 1
+    SCALE_CPUS=${SCALE_CPUS:-1 2 4 8 $(($(nproc) - 1))} bench/gpu_scale.sh
 }
 
 # One table: ours out of JSON, torch's beside it.
 run_peers() {
-    make -s bench-cuda JSON=1 ARGS=slots_ >build/gpu-ours.json || return 1
+    bench_cuda --json slots_ >build/gpu-ours.json || return 1
     if ! python3 -c 'import torch' 2>/dev/null; then
         echo "no torch here (pip install torch): its rows are missing"
     fi
@@ -96,16 +129,11 @@ run_sanitize() {
         return
     fi
     build_tests || return 1
-    failed=0
-    for tool in 'memcheck --leak-check full' initcheck racecheck synccheck; do
-        echo "compute-sanitizer --tool $tool"
-        # shellcheck disable=SC2086
-        "$home/bin/compute-sanitizer" --tool $tool --error-exitcode 99 build/gpu/tests --no-fork \
-            cuda.every_size cuda.batches_in_place cuda.order_holds cuda.iterates_inline \
-            cuda.arenas_are cuda.two_adopt cuda_back.outputs_come cuda_back.rows_answer 2>&1
-        failed=$((failed + $?))
-    done
-    [ "$failed" -eq 0 ]
+    echo "compute-sanitizer --tool memcheck --leak-check full" # the other tools found nothing
+    "$home/bin/compute-sanitizer" --tool memcheck --leak-check full --error-exitcode 99 \
+        build/gpu/tests --no-fork cuda.every_size cuda.batches_in_place cuda.order_holds \
+        cuda.iterates_inline cuda.arenas_are cuda.two_adopt cuda.blocks_of cuda.threads_share \
+        cuda_back.outputs_come cuda_back.rows_answer 2>&1
 }
 
 # ---- the table ----
@@ -116,14 +144,18 @@ part() {
     *" $1 "*) ;;
     *) return ;;
     esac
-    SPDL_GPU_PART=$1 timeout "$2" "$0" >"build/gpu-$1.txt" 2>&1 </dev/null
+    SPDL_GPU_PART=$1 timeout -k 5 "$2" "$0" >"build/gpu-$1.txt" 2>&1 </dev/null
     status=$?
     case $status in
     0) ;;
-    124) echo "part $1: stopped after $2 s" ;;
-    *) echo "part $1: ended with $status" ;;
+    124 | 137) said="$said
+part $1: stopped after $2 s" ;;
+    *) said="$said
+part $1: ended with $status" ;;
     esac
     [ "$status" -eq 0 ] || bad=1
+    [ "$results" = build ] || cp "build/gpu-$1.txt" "$results"
+    table >"$results/gpu-$card.txt"
 }
 
 # rows HEADLINE FILE PATTERN
@@ -133,18 +165,11 @@ rows() {
     grep -E "$3" "$2" | sed 's/^=* *//'
 }
 
-all() {
-    bad=0
-    rm -f build/gpu-*.txt
+table() {
     machine
-    part test 150
-    part limits 40
-    part bench 200
-    part peers 60
-    part sanitize 90
+    [ -z "$said" ] || echo "$said"
     bench=build/gpu-bench.txt
-    rows '1, 2  tests, three times; two contexts, two of one arena' build/gpu-test.txt \
-        '^FAIL|passed,'
+    rows '1, 2  tests; two contexts, two of one arena' build/gpu-test.txt '^FAIL|passed,'
     rows '      compute-sanitizer' build/gpu-sanitize.txt '^compute-|SUMMARY|passed,|no-fork|FAIL'
     rows '      columns' $bench '^cuda  '
     rows '3     copies there and back' $bench '^(slots|arena|d2h|pageable|packed|in_place_rate)'
@@ -155,16 +180,30 @@ all() {
     rows '7     kernel launches beside a loader process' $bench '^launch'
     rows '8     ulimit -l 64; pins of 2.5 GiB' build/gpu-limits.txt '^FAIL|^skip|passed,'
     rows '9     torch' build/gpu-peers.txt '^(case|slots|no torch)'
+    rows '10    more processors' build/gpu-scale.txt '[0-9]: |^stopped'
     echo
     echo "ended with $bad"
+}
+
+# first: 450 s of 480. second: 100 s of 300.
+all() {
+    bad=0
+    said=
+    case " $parts " in *" second "*) ;; *) rm -f build/gpu-*.txt ;; esac
+    part build 120
+    part test 65
+    part limits 25
+    part bench 160
+    part scale 140
+    part sanitize 60
+    part peers 100
 }
 
 if [ -n "$SPDL_GPU_PART" ]; then
     "run_$SPDL_GPU_PART"
     exit
 fi
-all >"build/table.txt" 2>&1
-mv build/table.txt "$results/gpu-$card.txt"
+all
 cat "$results/gpu-$card.txt"
 echo "written to $results/gpu-$card.txt"
 tail -n 1 "$results/gpu-$card.txt" | grep -q '^ended with 0$'

@@ -27,16 +27,15 @@ SPDL_FN(load, void, Batch) {
 
 /* A spdl_cuda on each device, for batches out of the loader's arena. */
 static bool open_devices(spdl_cuda *cuda[DEVICES], spdl_loader *loader, spdl_error *error) {
-    spdl_cuda_info info;
+    const int count = spdl_cuda_count(error);
     void *arena;
     size_t bytes;
     int i;
-    spdl_cuda_probe(&info);
     spdl_loader_arena(loader, &arena, &bytes, NULL);
     for (i = 0; i < DEVICES; ++i) {
         const spdl_cuda_desc slots = { .slot_bytes = sizeof(Batch),
                                        .error = error,
-                                       .device = SPDL_CUDA_ORDINAL(i < info.device_count ? i : 0) };
+                                       .device = SPDL_CUDA_ORDINAL(i < count ? i : 0) };
         if (spdl_cuda_open(&cuda[i], &slots) != SPDL_OK) return false;
         if (spdl_cuda_adopt(cuda[i], arena, bytes) != SPDL_OK) {
             spdl_cuda_error(cuda[i], error);
@@ -46,7 +45,8 @@ static bool open_devices(spdl_cuda *cuda[DEVICES], spdl_loader *loader, spdl_err
     return true;
 }
 
-/* Batches go to the devices in turns. A copy that is done gives its slot back to the loader. */
+/* Batches go to the devices in turns. The loader has more slots than all devices together, so it
+   never waits for one whose copy is done. */
 static int share_out(spdl_cuda *cuda[DEVICES], spdl_loader *loader) {
     spdl_cuda_stats stats;
     spdl_cuda_batch batch;
@@ -61,7 +61,6 @@ static int share_out(spdl_cuda *cuda[DEVICES], spdl_loader *loader) {
         spdl_cuda_ready(&batch, NULL);
         n += b->bytes == sizeof(Batch); /* cudaSetDevice; train<<<...>>>(batch.data) */
         spdl_cuda_done(&batch, NULL);
-        for (i = 0; i < DEVICES; ++i) spdl_cuda_reap(cuda[i], 0);
     }
     for (i = 0; i < DEVICES; ++i) {
         spdl_cuda_get_stats(cuda[i], &stats);

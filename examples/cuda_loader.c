@@ -30,12 +30,13 @@ int main(void) {
                                     .error = &error };
     spdl_loader *loader = NULL;
     spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc ahead = { .next = spdl_loader_next_fn, .error = &error };
     spdl_cuda_batch batch;
     int n = 0;
     if (spdl_loader_open(&loader, &desc, SPDL_STAGES(
             SPDL_SOURCE(load), SPDL_BATCH(IMAGES, .item_bytes = sizeof(Image)),
             SPDL_SINK(2))) == SPDL_OK &&
-        spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error) == SPDL_OK)
+        (ahead.source = loader, spdl_cuda_iter_open(&it, &ahead) == SPDL_OK))
         while (spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK)
             n += batch.bytes == IMAGES * sizeof(Image); /* train<<<...>>>(batch.data) */
     spdl_cuda_iter_destroy(it); /* before the loader, whose memory it has pinned */

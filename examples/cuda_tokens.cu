@@ -72,7 +72,6 @@ static bool run(spdl_cuda *cuda) {
     if (spdl_pipeline_create(&pipeline, &loader, rows) != SPDL_OK) return false;
     ahead.next = spdl_pipeline_next;
     ahead.source = pipeline;
-    ahead.item_bytes = sizeof(Window);
     if (spdl_cuda_iter_create(&it, cuda, &ahead) == SPDL_OK) n = train(it, right, NULL);
     spdl_cuda_iter_destroy(it);
     spdl_pipeline_destroy(pipeline);

@@ -111,7 +111,7 @@ fi
 # ---- its tests run on the stand-in ------------------------------------------------------------
 
 wrap=
-for name in malloc calloc realloc aligned_alloc posix_memalign mmap pthread_create; do
+for name in malloc calloc realloc aligned_alloc posix_memalign mmap pthread_create getpid; do
     wrap="$wrap -Wl,--wrap=$name"
 done
 asan="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"

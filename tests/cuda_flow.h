@@ -146,9 +146,20 @@ static inline bool flow_idle(void *stream, int64_t timeout_ns) {
     return true;
 }
 
+/* Waits for the oldest copy that was not reclaimed. SPDL_EMPTY: there is none. */
+static inline spdl_result flow_reap_one(spdl_cuda *cuda, int64_t timeout_ns) {
+    spdl_result result = spdl__cuda_usable(cuda);
+    if (result != SPDL_OK) return result;
+    if (spdl__cuda_in_flight(cuda) == 0) return SPDL_EMPTY;
+    result = spdl__cuda_await_copy(cuda, spdl__deadline(timeout_ns), false);
+    while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0)
+        if (spdl__cuda_await_copy(cuda, 0, false) != SPDL_OK) break;
+    return result;
+}
+
 /* All that was sent has come back. */
 static inline void flow_reap(spdl_cuda *cuda) {
-    while (spdl_cuda_reap(cuda, SPDL_FOREVER) == SPDL_OK) {}
+    while (flow_reap_one(cuda, SPDL_FOREVER) == SPDL_OK) {}
 }
 
 /* ---- an arena, and a source that makes batches in it ---- */

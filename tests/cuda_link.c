@@ -18,15 +18,15 @@ static void check(bool held, const char *what) {
 #define CHECK(...) check((__VA_ARGS__), #__VA_ARGS__)
 
 static bool probe(void) {
-    spdl_cuda_info info;
-    memset(&info, 0xff, sizeof(info));
-    spdl_cuda_probe(&info);
-    CHECK(info.device_count >= 0);
-    CHECK((info.device_count > 0) == (info.reason[0] == '\0'));
-    CHECK((info.device_count > 0) == (info.name[0] != '\0'));
-    if (info.device_count > 0) printf("device 0 of %d: %s\n", info.device_count, info.name);
-    else printf("no device: %s\n", info.reason);
-    return info.device_count > 0;
+    spdl_error error;
+    int count;
+    memset(&error, 0xff, sizeof(error));
+    count = spdl_cuda_count(&error);
+    CHECK(count >= 0);
+    CHECK((count > 0) == (error.result == SPDL_OK && error.text[0] == '\0'));
+    if (count > 0) printf("device 0 of %d\n", count);
+    else printf("no device: %s\n", error.text);
+    return count > 0;
 }
 
 static bool arrives(spdl_cuda *cuda, unsigned char value) {
