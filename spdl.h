@@ -1192,8 +1192,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    While its calls sleep and the consumer waits, it gets more calls, up to 64, and threads for them.
    It keeps them if they make the row 1.2 times as fast. spdl_stats has the numbers of the moment.
    To bound the calls, write a number. spdl_pipeline_set_concurrency fixes the number of its row. No
-   row gets more if .workers, .pool, policy.cpus or an .init is written, under a trace or a doctor, or
-   in a loader. Only Linux reports how long threads wait for a processor, which this needs.
+   row gets more if .workers, .pool, policy.cpus or an .init is written, under a trace or a doctor,
+   or in a loader. Only Linux reports how long threads wait for a processor, which this needs.
 
    Late calls. A call in next can keep next 5 seconds longer than its timeout, or 5 seconds with
    SPDL_FOREVER. A worker that is free then writes row and item to the log, once for each pipeline.
