@@ -1087,8 +1087,8 @@ SPDL_API void spdl_stop(spdl_task *task);
        input order        every result whose input came before the failed one
        completion order   the results that were in the sink; the library frees all others
 
-   next does not wait for calls in earlier rows, such as a source that blocks. Call
-   spdl_pipeline_failed after the loop. spdl_pipeline_rewind clears the failure and starts again.
+   A failure frees what later rows have gathered with .flush or in a batch that is not full. A load
+   makes it again. next does not wait for earlier rows. Call spdl_pipeline_failed after the loop.
 
    Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
    next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
@@ -1157,10 +1157,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
    call, and `in` is NULL. The stage can gather items and pass the rest then.
 
-   Gathered items end with the run of the pipeline. A stop that waits, a rewind, a load and destroy
-   call the stage with spdl_flushing, and free the results. They call it once, or with .again until
-   it returns SPDL_SKIP or SPDL_OK. These calls are on the thread that stops, with the number of one
-   of the workers. If a call of a series fails, the rest is freed the same way. */
+   Gathered items end with the run of the pipeline, and with a failure. A stop that waits, a rewind,
+   a load and destroy call the stage with spdl_flushing, and free the results. They call it once, or
+   with .again until it returns SPDL_SKIP or SPDL_OK. These calls are on the thread that stops, with
+   the number of one of the workers. If a call of a series fails, the rest is freed the same way. */
 
 /* ============================================================================================= */
 /* >>branches
@@ -9896,7 +9896,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     now = spdl_time_ns();
     at = spdl__row_at(node, word);
     room = spdl__row_room(p, node, word) > 0;
-    flushes = room && node->row.flush && !node->flushed;
+    flushes = room && node->row.flush && !node->flushed && tag != SPDL__FAIL;
     if (flushes && spdl__flow_flush(task, node, at, now)) return true;
     if (room && !flushes) {
         spdl__row_pass(p, node, at, &mark, now);
@@ -10152,47 +10152,24 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     return SPDL_OK;
 }
 
-/* Returns a copy of the batch and its items, or NULL without memory. */
-SPDL__COLD spdl__batch *spdl__batch_copy(const spdl__node *node, const spdl__batch *batch) {
-    const size_t bytes = node->row.item_bytes;
-    spdl__batch *copy = spdl__batch_get(node->batches);
-    size_t i;
-    if (copy == NULL) return NULL;
-    copy->range = batch->range;
-    copy->shown.count = batch->shown.count;
-    copy->shown.epoch = batch->shown.epoch;
-    memcpy(copy->shown.data, batch->shown.data, batch->shown.count * bytes);
-    for (i = 0; i < batch->shown.count; ++i) {
-        copy->owner[i] = SPDL__IN_PLACE;
-        copy->shown.items[i] = (char *)copy->shown.data + i * bytes;
-    }
-    return copy;
-}
-
-/* A mark is next: the rest is passed or freed. At a FAIL, calls of the row before may still write
-   into a batch in place. A copy is passed, and the purge frees the batch. */
+/* END or EPOCH is next: the rest is passed or freed. */
 SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     spdl__node *node = task->node;
     const uint64_t head = spdl__head(spdl__load_relaxed(node->word));
-    const unsigned mark = spdl__slot_tag(spdl__edge_slot(node->in, head));
-    const bool shared = mark == SPDL__FAIL && node->row.item_bytes > 0;
     spdl__batch *batch = node->open_batch;
     const size_t count = batch != NULL ? batch->shown.count : 0;
     spdl_result result = SPDL_SKIP;
-    if (count > 0 && node->row.drop_last) {
+    if (batch != NULL) spdl__place_passed(node, batch); /* others look for theirs by its number */
+    if (count > 0 && !node->row.drop_last) {
+        result = spdl__batch_done(task, batch, out);
+    } else if (batch != NULL) {
         spdl__count(&node->counters[task->worker].skips, count);
-    } else if (count > 0) {
-        if (shared) batch = spdl__batch_copy(node, batch);
-        else spdl__place_passed(node, batch); /* first: others look for their batch by its number */
-        if (batch != NULL) result = spdl__batch_done(task, batch, out);
-    }
-    if (shared) return result;
-    if (result != SPDL_OK && batch != NULL) {
         node->open_batch = NULL;
         spdl__place_passed(node, batch);
         spdl_batch_free(batch);
     }
-    if (mark == SPDL__EPOCH) spdl__place_passed(node, NULL);
+    if (spdl__slot_tag(spdl__edge_slot(node->in, head)) == SPDL__EPOCH)
+        spdl__place_passed(node, NULL);
     return result;
 }
 

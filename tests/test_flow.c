@@ -787,7 +787,7 @@ static void quick_stages_fill_batches(void) {
         l.link[at].result = what == 0 ? SPDL_SKIP : SPDL_E_STAGE;
         l.budget[at] = what == 1 ? -1 : 0;
         p = start_links(&l, herds[(i + i / LINKS / 12) % HERDS]);
-        take_batches_but(p, l.batch, what < 2 ? MANY : 499, what < 2 && at > 0,
+        take_batches_but(p, l.batch, what < 2 ? MANY : 499 - 499 % l.batch, what < 2 && at > 0,
                          what < 2 ? SPDL_END : SPDL_E_STAGE);
         if (what < 2) CHECK_EQ(stats_of(p, at).skips + stats_of(p, at).failures, at ? 86 : 100);
         CHECK_EQ(stats_of(p, 4).tasks, l.behind.calls);
