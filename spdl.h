@@ -1193,8 +1193,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    source) is such a source: its items are those of next_fn(source, &item, timeout), for example of
    spdl_pipeline_next of another pipeline. It waits at most 50 ms at a time, and next_fn must return
    in that time. SPDL_END ends the source (or its epoch). SPDL_TIMEOUT repeats the call. Other
-   results fail, with the text of the other pipeline. `source` must outlive the pipeline. To rewind
-   both: stop this pipeline, rewind the other, rewind this one. A stage may call next of
+   results fail, with the text of the other pipeline or loader. `source` must outlive the pipeline.
+   To rewind both: stop this pipeline, rewind the other, rewind this one. A stage may call next of
    another pipeline that has threads of its own.
 
    Calls that wait. While a worker is free, it calls every row that has an input, is under its
@@ -1871,7 +1871,7 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *loader, const spdl_loader_bat
 
 /* spdl_loader_next as a spdl_next_fn, for >>cache, >>headspace and SPDL_FROM. The item is a
    spdl_loader_batch; free it with spdl_loader_batch_free.
-   Returns: as spdl_loader_next. */
+   Returns: as spdl_loader_next; SPDL_FROM waits if all slots are held. */
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns);
 
 /* spdl_loader_done for a batch of spdl_loader_next_fn. */
@@ -7698,6 +7698,7 @@ struct spdl_pipeline {
     /* written rarely, by any thread */
     uint32_t stopping;     /* SPDL__STOP and the like; 0: it runs */
     uint32_t leaving;      /* destroy has workers run fini */
+    uint32_t readers;      /* pipelines that take from it with SPDL_FROM */
     uint32_t fini_done;    /* pool threads that ran fini */
     uint32_t joined;       /* pool threads that ran an init */
     uint32_t failed;       /* under error_lock: bit i: row i failed too often */
@@ -10467,12 +10468,19 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
             task->call.cut_short = true; /* no item and no end */
             return SPDL_SKIP;
         }
-        result = row->next(row->ctx, out, SPDL__FROM_NS);
+        result = row->next == spdl_loader_next_fn ? spdl__loader_from(row->ctx, out, SPDL__FROM_NS)
+                                                  : row->next(row->ctx, out, SPDL__FROM_NS);
     } while (result == SPDL_TIMEOUT);
+/* In >>loader-impl: its slots may all be in the pipeline, which gives them back. */
+SPDL__PRIVATE spdl_result spdl__loader_from(void *loader, void **item, int64_t timeout_ns);
+
     if (result == SPDL_OK || result == SPDL_END) return result;
     *out = NULL;
-    if (result < 0 && row->next == spdl_pipeline_next && row->ctx != NULL) {
-        const char *text = spdl_pipeline_error((const spdl_pipeline *)row->ctx)->text;
+    if (result < 0 && row->ctx != NULL &&
+        (row->next == spdl_pipeline_next || row->next == spdl_loader_next_fn)) {
+        const char *text = row->next == spdl_pipeline_next
+                               ? spdl_pipeline_error((const spdl_pipeline *)row->ctx)->text
+                               : spdl_loader_error((const spdl_loader *)row->ctx)->text;
         if (text[0] != '\0') (void)spdl__task_fail(task, "%s", text);
     } else if (result > 0) {
         (void)spdl__task_fail(task, "its next function returned %d (%s)", (int)result,
@@ -11377,7 +11385,8 @@ SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
     if (sampler != NULL) spdl__store32((uint32_t *)(void *)sampler, 0);
 }
 
-/* The first word of a list of files is the number of rows that read it. */
+/* The first word of a list of files is the number of rows that read it. A pipeline of SPDL_FROM
+   counts its readers, too. */
 SPDL__PRIVATE void spdl__lists_add(spdl_pipeline *p, uint32_t more) {
     int i;
     for (i = 0; i < p->count; ++i)
@@ -11404,6 +11413,8 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     if (p->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
     p->told_row = 0;
+    if (p->node[0].row.next == spdl_pipeline_next && p->node[0].row.ctx != NULL)
+        spdl__add32(&((spdl_pipeline *)p->node[0].row.ctx)->readers, more);
     spdl__store32(&p->stop_timed_out, 0);
     p->closed_returned = false;
     p->told.result = SPDL_OK;
@@ -11604,6 +11615,11 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
 #ifndef SPDL_NO_REPORT
     spdl__trace_close(p, left);
 #endif
+    if (spdl__load32(&p->readers) != 0) {
+        spdl__log(&p->logger, SPDL_LOG_ERROR,
+                  "spdl_pipeline_destroy: SPDL_FROM still uses it, nothing was done");
+        return;
+    }
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__pipeline_let_go(p);
     spdl__pipeline_drop(p);
@@ -16716,6 +16732,8 @@ struct spdl_loader {
     uint64_t looked_ns;
     uint64_t asked_ns;  /* time of the request to kill a hanging child, or 0 */
     uint64_t taken, wait_ns;
+    bool waits;         /* SPDL_FROM: other threads give batches back */
+    int full;           /* its calls in a row that ended with all slots held */
     char text[SPDL_STATE_BYTES]; /* position after the last entry */
     spdl_error error;
 };
@@ -17465,7 +17483,8 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
         result = spdl__loader_sleep(l, deadline);
         return result == SPDL_OK ? SPDL_TIMEOUT : result;
     }
-    if (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
+    if (!l->commanded && !l->waits &&
+        spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
         return spdl__loader_fail(l, SPDL_E_LIMIT, "the consumer holds all %d slots: give batches "
                                  "back, or raise desc.slot_count", l->layout.quota);
     if (spdl__backoff(round, SPDL__IDLE_YIELDS, &l->barred)) return SPDL_OK;
@@ -17920,6 +17939,26 @@ SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *s
 SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
                                 size_t *slot_bytes) {
     if (base != NULL) *base = l->slot_memory;
+SPDL__PRIVATE spdl_result spdl__loader_from(void *loader, void **item, int64_t timeout_ns) {
+    const int most = (int)(SPDL__WARN_NS / SPDL__FROM_NS);
+    spdl_loader *l = (spdl_loader *)loader;
+    spdl_result result;
+    if (l != NULL) l->waits = true;
+    result = spdl_loader_next_fn(loader, item, timeout_ns);
+    if (l == NULL) return result;
+    l->waits = false;
+    if (result != SPDL_TIMEOUT ||
+        spdl__load_relaxed32(&l->held_count) < (uint32_t)l->layout.quota) {
+        if (l->full < most) l->full = 0; /* one line in the log */
+    } else if (++l->full == most) {
+        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
+                   "loader '%s': SPDL_FROM waits, as all %d slots have been held for 5 seconds. If "
+                   "rows or the consumer keep batches, raise desc.slot_count", l->name,
+                   l->layout.quota);
+    }
+    return result;
+}
+
     if (bytes != NULL) *bytes = (size_t)(l->layout.bytes - l->layout.data);
     if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
