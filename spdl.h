@@ -7598,6 +7598,7 @@ typedef struct spdl__node {
     uint64_t failures;
     uint64_t tolerated; /* failures that rewind does not clear */
     uint64_t logged;    /* failures when the log had its line */
+    bool asked, sought; /* SPDL_DEBUG, source: knows its number; must seek */
     uint64_t nulls;   /* SPDL_DEBUG: NULL results before the first other one */
     uint64_t unfreed; /* SPDL_DEBUG: items to free without free_item */
     uint64_t empty;   /* source: SPDL_SKIP since the last result */
@@ -8934,6 +8935,7 @@ SPDL_API void *spdl_local(const spdl_task *task) {
 }
 
 SPDL_API uint64_t spdl_sequence(const spdl_task *task) {
+    if (SPDL__DEBUGS && task->node->row.kind == SPDL_KIND_SOURCE) task->node->asked = true;
     if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_sequence");
     return task->sequence;
 }
@@ -9014,9 +9016,19 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
 
 /* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
-    const spdl__node *node = task->node;
+    spdl__node *node = task->node;
     spdl__batch *holder = task->call.holder;
     char reason[SPDL_TEXT_BYTES];
+    if (node->sought && result == SPDL_OK) {
+        node->sought = false;
+        if (!node->asked) /* once */
+            spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
+                       "stage %d '%s' returned an item after a rewind or load, and has never "
+                       "called spdl_sequence: is it item %llu of epoch %llu?", node->index,
+                       node->name, (spdl__llu)task->sequence,
+                       (spdl__llu)spdl__load_relaxed(&node->epoch));
+        node->asked = true;
+    }
     bool freed;
     if (task->text[0] != '\0' && !task->call.misused &&
         (result == SPDL_OK || result == SPDL_AGAIN)) { /* `return` is missing before spdl_fail */
@@ -11345,12 +11357,22 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
     spdl__store(&edge->word, ticket << SPDL__HEAD_BITS | SPDL__SHUT);
 }
 
+/* SPDL_DEBUG: the first result from now on may be NULL, and the source has to seek. */
+SPDL__COLD void spdl__rewind_debug(spdl__node *node, const spdl__position *at) {
+    const uintptr_t fn = (uintptr_t)node->row.fn, own = (uintptr_t)spdl__own_rows;
+    node->nulls = SPDL__NULLS;
+    node->sought = node->row.kind == SPDL_KIND_SOURCE && node->row.next == NULL &&
+                   (fn < own || fn >= own + sizeof(spdl__own_rows)) &&
+                   (node->made != at->source || node->epoch != at->epoch);
+}
+
 /* Restores the state of create, at another position. */
 SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const spdl__start *start) {
     const spdl__position *at = &start->at;
     spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
     node->first = node->out.tail;
     node->flushed = false;
+    if (SPDL__DEBUGS) spdl__rewind_debug(node, at);
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->turns_put, 0);
     spdl__store_relaxed(&node->turns_taken, 0);
@@ -11489,8 +11511,8 @@ SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node,
     const uint64_t out = pool != NULL ? spdl__load(&pool->references) - 1 : 0;
     if (out > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "%llu results of stage %d '%s' are not freed yet: call %s for each",
-                   (spdl__llu)out, node->index, node->name, by);
+                   "%llu results of stage %d '%s' are not freed yet: call %s for each, now or "
+                   "later", (spdl__llu)out, node->index, node->name, by);
 }
 
 /* SPDL_DEBUG: reports items that nobody freed, in batches as well. */
@@ -21827,6 +21849,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     if (task->node->in_batches && !task->call.flushing) kind = 2;
     if (sampler != NULL) {
         key += spdl__mix(sampler->desc.seed + 1);
+    if (SPDL__DEBUGS && task->node->row.kind == SPDL_KIND_SOURCE) task->node->asked = true;
         item = kind == 1 ? spdl__sampler_global(sampler, epoch, item)
                          : item * (uint64_t)sampler->desc.ranks.world +
                                (uint64_t)sampler->desc.ranks.rank;
