@@ -16,7 +16,7 @@
        #include <stdlib.h>
 
        SPDL_FN(count, void, int) {
-           if (spdl_sequence(task) == 10) return SPDL_END;
+           if (spdl_sequence(task) >= 10) return SPDL_END;
            if ((*out = malloc(sizeof(int))) == NULL) return SPDL_E_NOMEM;
            **out = (int)spdl_sequence(task);
            return SPDL_OK;
@@ -526,7 +526,7 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
    The fields of a row. Zero is the default. create names each field that its row does not have.
 
        field          rows                  default   meaning
-       .name          all                   function  shown in errors, statistics and traces
+       .name          all                   function  in errors and traces; a second is 'name#2'
        .ctx           functions             NULL      spdl_ctx(task) returns it
        .concurrency   pipe                  1         calls that may run at the same time; SPDL_ALL:
                                                       one for each thread of the pool. Other
@@ -548,7 +548,7 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .deferred      pipe                  false     the function may return SPDL_PENDING
        .again         pipe                  false     the function may return SPDL_AGAIN
        .max_failures  functions             0         failed calls that do not end the pipeline, in
-                                                      all epochs together; -1: any number
+                                                      all epochs until a rewind or load; -1: all
        .on_drop       functions             NULL      called with the input of each failed call
        .free_item     functions, feed       NULL      frees an item that this row made, or that
                                                       SPDL_FROM or SPDL_FEED brought
@@ -960,7 +960,7 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequ
             after 5 seconds in which nobody called next and no stage ran. */
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int64_t timeout_ns);
 
-/* Ends the input: the pipeline ends after the items that it has.
+/* Ends the input: the pipeline ends after its items. Until then a batch that is not full waits.
    Returns: SPDL_OK, SPDL_E_INVALID without a row SPDL_FEED, or while another thread pushes.
    Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
@@ -1090,14 +1090,13 @@ SPDL_API void spdl_stop(spdl_task *task);
    A failure frees what later rows have gathered with .flush or in a batch that is not full. A load
    makes it again. next does not wait for earlier rows. Call spdl_pipeline_failed after the loop.
 
-   Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
-   next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
-   consumer owns it. *item is NULL if the call took the input, or was a call of .flush.
-   spdl_pipeline_error has the stage and the reason. The loop goes on after it: end it at SPDL_END,
+   Failed requests. With desc.deliver_failures every pushed item gets an answer, unless a stage
+   skips it. For a failed call next returns SPDL_E_STAGE in the place of the result. *item is the
+   input of that call, and the consumer owns it. *item is NULL if the call took it, or was of
+   .flush. spdl_pipeline_error has the stage and the reason. The loop goes on: end it at SPDL_END,
    SPDL_CLOSED, or if spdl_pipeline_failed. Later rows are not called for the item. The failure
-   overtakes items that a batch or a .flush row has gathered. Every error of a stage is
-   SPDL_E_STAGE; an error of the library, such as that of an init, ends the pipeline. create refuses
-   .max_failures with it. */
+   overtakes gathered items. Every error of a stage is SPDL_E_STAGE; an error of the library, such
+   as that of an init, ends the pipeline. create refuses .max_failures with it. */
 
 /* ============================================================================================= */
 /* >>order
@@ -1125,9 +1124,9 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
    count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
-   The row needs input order, and cannot have .again. An item from elsewhere must have n bytes: the
-   library copies it into the block and frees it. Such an item must not own other memory, which its
-   .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
+   With completion order, .again, .threads or SPDL_DEBUG it returns a buffer. An item from elsewhere
+   must have n bytes: the library copies it into the block and frees it. It must own no memory that
+   its .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
    them for each row, and the library allocates more when the consumer keeps many. */
@@ -1232,10 +1231,10 @@ SPDL_API void spdl_stop(spdl_task *task);
        items: see >>one-to-many.
    An item that a cache, a GPU or another thread took in advance counts as delivered.
 
-   A load repeats calls for items in flight. Rows that make several results, or gather, begin again
-   at their item, batch or epoch. There is no position with SPDL_FEED, SPDL_FROM,
-   SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36 items, and an item at
-   most 2^28 - 2 results before SPDL_BATCH.
+   A load repeats calls for items in flight, and counts .max_failures from 0. Rows that make several
+   results, or gather, begin again at their item, batch or epoch. There is no position with
+   SPDL_FEED, SPDL_FROM, SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36
+   items, and an item at most 2^28 - 2 results before SPDL_BATCH.
 
    Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. A
    rank that is given all texts refuses those of another step. To change the number of ranks, give
@@ -1298,7 +1297,7 @@ typedef struct spdl_stage_stats {
     uint64_t tasks;    /* ended calls; batch: batches; feed: pushes */
     uint64_t failures; /* failed calls, not in the durations; feed: refused pushes, not in tasks */
     uint64_t skips;    /* dropped items; batch: by drop_last; feed: by drop_oldest */
-    uint64_t freed;    /* results of this stage that a stop or failure freed */
+    uint64_t freed;    /* results that a stop, failure or load freed; batch: also single items */
     uint64_t busy_ns;  /* time in calls, over all workers, with failed and running calls */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
     bool alone;        /* the row allows one call at a time: .serial, .flush, .again */
@@ -7598,8 +7597,8 @@ typedef struct spdl__node {
     uint64_t failures;
     uint64_t tolerated; /* failures that rewind does not clear */
     uint64_t logged;    /* failures when the log had its line */
-    bool asked, sought; /* SPDL_DEBUG, source: knows its number; must seek */
     uint64_t nulls;   /* SPDL_DEBUG: NULL results before the first other one */
+    bool asked, sought; /* SPDL_DEBUG, source: knows its number; must seek */
     uint64_t unfreed; /* SPDL_DEBUG: items to free without free_item */
     uint64_t empty;   /* source: SPDL_SKIP since the last result */
     uint64_t empty_since;
@@ -8935,8 +8934,8 @@ SPDL_API void *spdl_local(const spdl_task *task) {
 }
 
 SPDL_API uint64_t spdl_sequence(const spdl_task *task) {
-    if (SPDL__DEBUGS && task->node->row.kind == SPDL_KIND_SOURCE) task->node->asked = true;
     if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_sequence");
+    if (SPDL__DEBUGS && task->node->row.kind == SPDL_KIND_SOURCE) task->node->asked = true;
     return task->sequence;
 }
 
@@ -9019,6 +9018,7 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     spdl__node *node = task->node;
     spdl__batch *holder = task->call.holder;
     char reason[SPDL_TEXT_BYTES];
+    bool freed;
     if (node->sought && result == SPDL_OK) {
         node->sought = false;
         if (!node->asked) /* once */
@@ -9029,7 +9029,6 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
                        (spdl__llu)spdl__load_relaxed(&node->epoch));
         node->asked = true;
     }
-    bool freed;
     if (task->text[0] != '\0' && !task->call.misused &&
         (result == SPDL_OK || result == SPDL_AGAIN)) { /* `return` is missing before spdl_fail */
         memcpy(reason, task->text, sizeof(reason));
@@ -9132,6 +9131,8 @@ SPDL__COLD void spdl__settle_place(spdl_task *task) {
     char name[SPDL_TEXT_BYTES / 4];
     task->result_number = maker != NULL && !call->flushing ? call->in.range & SPDL__SPAN_MAX : 0;
     spdl__text_add(&text, "item %llu", (spdl__llu)task->sequence);
+    if (task->pipeline->node[0].row.continuous)
+        spdl__text_add(&text, ", epoch %llu", (spdl__llu)spdl__load_relaxed(&node->epoch));
     if (task->result_number > 0)
         spdl__text_add(&text, ", result %llu", (spdl__llu)task->result_number);
     if (type == NULL || spdl__type_any(type) || !spdl__types_fit(type, "spdl_record")) return;
@@ -10178,7 +10179,6 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     } else if (batch != NULL) {
         spdl__count(&node->counters[task->worker].skips, count);
         node->open_batch = NULL;
-        spdl__place_passed(node, batch);
         spdl_batch_free(batch);
     }
     if (spdl__slot_tag(spdl__edge_slot(node->in, head)) == SPDL__EPOCH)
@@ -10470,6 +10470,9 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
 
 #define SPDL__FROM_NS 50000000 /* longest wait between two looks for a stop */
 
+/* In >>loader-impl: its slots may all be in the pipeline, which gives them back. */
+SPDL__PRIVATE spdl_result spdl__loader_from(void *loader, void **item, int64_t timeout_ns);
+
 SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out) {
     const spdl__node *node = task->node;
     const spdl_stage *row = &node->row;
@@ -10483,9 +10486,6 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
         result = row->next == spdl_loader_next_fn ? spdl__loader_from(row->ctx, out, SPDL__FROM_NS)
                                                   : row->next(row->ctx, out, SPDL__FROM_NS);
     } while (result == SPDL_TIMEOUT);
-/* In >>loader-impl: its slots may all be in the pipeline, which gives them back. */
-SPDL__PRIVATE spdl_result spdl__loader_from(void *loader, void **item, int64_t timeout_ns);
-
     if (result == SPDL_OK || result == SPDL_END) return result;
     *out = NULL;
     if (result < 0 && row->ctx != NULL &&
@@ -11413,6 +11413,8 @@ SPDL__PRIVATE void spdl__lists_add(spdl_pipeline *p, uint32_t more) {
     int i;
     for (i = 0; i < p->count; ++i)
         if (p->node[i].lends) spdl__add32((uint32_t *)p->node[i].row.ctx, more);
+    if (p->node[0].row.next == spdl_pipeline_next && p->node[0].row.ctx != NULL)
+        spdl__add32(&((spdl_pipeline *)p->node[0].row.ctx)->readers, more);
 }
 
 /* At the end of a pipeline: others may use what its rows have read. */
@@ -11435,8 +11437,6 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     if (p->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
     p->told_row = 0;
-    if (p->node[0].row.next == spdl_pipeline_next && p->node[0].row.ctx != NULL)
-        spdl__add32(&((spdl_pipeline *)p->node[0].row.ctx)->readers, more);
     spdl__store32(&p->stop_timed_out, 0);
     p->closed_returned = false;
     p->told.result = SPDL_OK;
@@ -11615,6 +11615,11 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
                   "spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
         return;
     }
+    if (spdl__load32(&p->readers) != 0) {
+        spdl__log(&p->logger, SPDL_LOG_ERROR,
+                  "spdl_pipeline_destroy: SPDL_FROM still uses it, nothing was done");
+        return;
+    }
     spdl__doctor_close(p);
     spdl__ready_end(p);
     if (p->producer != NULL) spdl__add(&p->references, 1); /* its thread drops it when it quits */
@@ -11637,11 +11642,6 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
 #ifndef SPDL_NO_REPORT
     spdl__trace_close(p, left);
 #endif
-    if (spdl__load32(&p->readers) != 0) {
-        spdl__log(&p->logger, SPDL_LOG_ERROR,
-                  "spdl_pipeline_destroy: SPDL_FROM still uses it, nothing was done");
-        return;
-    }
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__pipeline_let_go(p);
     spdl__pipeline_drop(p);
@@ -16544,7 +16544,8 @@ SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const cha
         return spdl__error_set(error, SPDL_E_INVALID, "the sampler's %s is %.*s, in the saved "
                                "run it was %.*s%s", key, (int)length, value,
                                (int)spdl__min(strcspn(there, " \n"), 32), there,
-                               strcmp(key, "spec") == 0 ? ": blocks or mixture differ" : "");
+                               strcmp(key, "spec") == 0
+                                   ? ": blocks, mixture or seed of a source differ" : "");
     }
     return SPDL_OK;
 }
@@ -16731,6 +16732,8 @@ struct spdl_loader {
     uint32_t *mark;     /* 1; 0 in a fork's child; or NULL */
     int64_t supervisor; /* 0: it has ended */
     bool opened;        /* open has returned */
+    bool waits;         /* SPDL_FROM: other threads give batches back */
+    int full;           /* its calls in a row that ended with all slots held */
     bool flushes_all;   /* one thread: no other can be in a FILE */
     spdl__layout layout;
     spdl__ledger *ledger;
@@ -16754,8 +16757,6 @@ struct spdl_loader {
     uint64_t looked_ns;
     uint64_t asked_ns;  /* time of the request to kill a hanging child, or 0 */
     uint64_t taken, wait_ns;
-    bool waits;         /* SPDL_FROM: other threads give batches back */
-    int full;           /* its calls in a row that ended with all slots held */
     char text[SPDL_STATE_BYTES]; /* position after the last entry */
     spdl_error error;
 };
@@ -17938,6 +17939,26 @@ SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t time
     return result;
 }
 
+SPDL__PRIVATE spdl_result spdl__loader_from(void *loader, void **item, int64_t timeout_ns) {
+    const int most = (int)(SPDL__WARN_NS / SPDL__FROM_NS);
+    spdl_loader *l = (spdl_loader *)loader;
+    spdl_result result;
+    if (l != NULL) l->waits = true;
+    result = spdl_loader_next_fn(loader, item, timeout_ns);
+    if (l == NULL) return result;
+    l->waits = false;
+    if (result != SPDL_TIMEOUT ||
+        spdl__load_relaxed32(&l->held_count) < (uint32_t)l->layout.quota) {
+        if (l->full < most) l->full = 0; /* one line in the log */
+    } else if (++l->full == most) {
+        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
+                   "loader '%s': SPDL_FROM waits, as all %d slots have been held for 5 seconds. If "
+                   "rows or the consumer keep batches, raise desc.slot_count", l->name,
+                   l->layout.quota);
+    }
+    return result;
+}
+
 SPDL_API void spdl_loader_batch_free(void *batch) {
     const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
     if (whole != NULL) (void)spdl_loader_done(whole->loader_, whole);
@@ -17961,26 +17982,6 @@ SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *s
 SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
                                 size_t *slot_bytes) {
     if (base != NULL) *base = l->slot_memory;
-SPDL__PRIVATE spdl_result spdl__loader_from(void *loader, void **item, int64_t timeout_ns) {
-    const int most = (int)(SPDL__WARN_NS / SPDL__FROM_NS);
-    spdl_loader *l = (spdl_loader *)loader;
-    spdl_result result;
-    if (l != NULL) l->waits = true;
-    result = spdl_loader_next_fn(loader, item, timeout_ns);
-    if (l == NULL) return result;
-    l->waits = false;
-    if (result != SPDL_TIMEOUT ||
-        spdl__load_relaxed32(&l->held_count) < (uint32_t)l->layout.quota) {
-        if (l->full < most) l->full = 0; /* one line in the log */
-    } else if (++l->full == most) {
-        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
-                   "loader '%s': SPDL_FROM waits, as all %d slots have been held for 5 seconds. If "
-                   "rows or the consumer keep batches, raise desc.slot_count", l->name,
-                   l->layout.quota);
-    }
-    return result;
-}
-
     if (bytes != NULL) *bytes = (size_t)(l->layout.bytes - l->layout.data);
     if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
@@ -20597,9 +20598,13 @@ SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dt
     spdl__text text = spdl__text_start(why, sizeof(why));
     bool fits;
     int i;
-    if (array == NULL) return spdl__error_set(error, SPDL_E_NOT_FOUND, "the array is not there");
     if (dtype == NULL || (shape == NULL && ndim > 0))
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_expect: an argument is NULL");
+    if (array == NULL) {
+        spdl__text_add(&text, "the array is not there, which should be '%.60s' (", dtype);
+        spdl__npy_put_shape(&text, ndim, shape, true);
+        return spdl__error_set(error, SPDL_E_NOT_FOUND, "%s", why);
+    }
     info = &array->info;
     fits = info->ndim == ndim && strcmp(info->dtype + strspn(info->dtype, "<>|="),
                                         dtype + strspn(dtype, "<>|=")) == 0;
@@ -21844,12 +21849,12 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const spdl_sampler *sampler = p->sampler;
     const uint64_t epoch = spdl__load_relaxed(&task->node->epoch);
     uint64_t item = task->sequence, key = p->seed, kind = task->call.flushing ? 3 : 1;
+    if (SPDL__DEBUGS && task->node->row.kind == SPDL_KIND_SOURCE) task->node->asked = true;
     uint64_t range = task->call.in.range;
     if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_item_key");
     if (task->node->in_batches && !task->call.flushing) kind = 2;
     if (sampler != NULL) {
         key += spdl__mix(sampler->desc.seed + 1);
-    if (SPDL__DEBUGS && task->node->row.kind == SPDL_KIND_SOURCE) task->node->asked = true;
         item = kind == 1 ? spdl__sampler_global(sampler, epoch, item)
                          : item * (uint64_t)sampler->desc.ranks.world +
                                (uint64_t)sampler->desc.ranks.rank;

@@ -578,7 +578,7 @@ static void an_error_ends_this_epoch_and_all_others(void) {
         TAKE_EPOCH(p, "0 1 2 3 4 5");
         TAKE_EPOCH(p, "0 1 2 3 4 5");
         TAKE_ALL(p, "0 1 2 3", SPDL_E_STAGE);
-        failed_with(p, 0, "stage 0 'wears_out', item 4: the disk is worn out");
+        failed_with(p, 0, "stage 0 'wears_out', item 4, epoch 2: the disk is worn out");
         DONE(p);
     }
 }
