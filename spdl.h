@@ -17388,7 +17388,7 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_e
         (item > 0 ? bytes % item != 0 || bytes / item != count : count != 1))
         return spdl__loader_torn(l, "a batch");
     held = &l->held[slot];
-    if (spdl__load_relaxed(&held->ticket_) != 0)
+    if (spdl__load(&held->ticket_) != 0) /* pairs with done on another thread, which reads *held */
         return spdl__loader_torn(l, "a batch in a slot that we have");
     held->slot_ = (int)slot;
     held->data = l->slot_memory + slot * l->layout.stride + l->layout.head;
@@ -17603,6 +17603,7 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
 
 SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
     spdl_loader_batch *held;
+    int slot;
     if (l == NULL || batch == NULL || batch->loader_ != l || batch->slot_ < 0 ||
         batch->slot_ >= l->layout.slot_count)
         return SPDL_E_INVALID;
@@ -17610,9 +17611,10 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
     if (batch->ticket_ == 0 || spdl__load_relaxed(&held->ticket_) != batch->ticket_ ||
         spdl__loader_forked(l))
         return SPDL_E_INVALID;
-    spdl__store_relaxed(&held->ticket_, 0);
+    slot = batch->slot_;
+    spdl__store(&held->ticket_, 0); /* pairs with loader_take, which writes *held (or *batch) */
     spdl__sub32(&l->held_count, 1);
-    spdl__store(&l->words[batch->slot_], 0); /* pairs with child_reclaim: the data were read */
+    spdl__store(&l->words[slot], 0); /* pairs with child_reclaim: the data were read */
     spdl__shared_notify(&l->shared->emptied);
     return SPDL_OK;
 }
