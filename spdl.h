@@ -16,7 +16,7 @@
        #include <stdlib.h>
 
        SPDL_FN(count, void, int) {
-           if (spdl_sequence(task) == 10) return SPDL_END;
+           if (spdl_sequence(task) >= 10) return SPDL_END;
            if ((*out = malloc(sizeof(int))) == NULL) return SPDL_E_NOMEM;
            **out = (int)spdl_sequence(task);
            return SPDL_OK;
@@ -526,7 +526,7 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
    The fields of a row. Zero is the default. create names each field that its row does not have.
 
        field          rows                  default   meaning
-       .name          all                   function  shown in errors, statistics and traces
+       .name          all                   function  in errors and traces; a second is 'name#2'
        .ctx           functions             NULL      spdl_ctx(task) returns it
        .concurrency   pipe                  1         calls that may run at the same time; SPDL_ALL:
                                                       one for each thread, and with workers = 0
@@ -549,7 +549,7 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .deferred      pipe                  false     the function may return SPDL_PENDING
        .again         pipe                  false     the function may return SPDL_AGAIN
        .max_failures  functions             0         failed calls that do not end the pipeline, in
-                                                      all epochs together; -1: any number
+                                                      all epochs until a rewind or load; -1: all
        .on_drop       functions             NULL      called with the input of each failed call
        .free_item     functions, feed       NULL      frees an item that this row made, or that
                                                       SPDL_FROM or SPDL_FEED brought
@@ -962,7 +962,7 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequ
             after 5 seconds in which nobody called next and no stage ran. */
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int64_t timeout_ns);
 
-/* Ends the input: the pipeline ends after the items that it has.
+/* Ends the input: the pipeline ends after its items. Until then a batch that is not full waits.
    Returns: SPDL_OK, SPDL_E_INVALID without a row SPDL_FEED, or while another thread pushes.
    Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
@@ -1089,17 +1089,16 @@ SPDL_API void spdl_stop(spdl_task *task);
        input order        every result whose input came before the failed one
        completion order   the results that were in the sink; the library frees all others
 
-   next does not wait for calls in earlier rows, such as a source that blocks. Call
-   spdl_pipeline_failed after the loop. spdl_pipeline_rewind clears the failure and starts again.
+   A failure frees what later rows have gathered with .flush or in a batch that is not full. A load
+   makes it again. next does not wait for earlier rows. Call spdl_pipeline_failed after the loop.
 
-   Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
-   next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
-   consumer owns it. *item is NULL if the call took the input, or was a call of .flush.
-   spdl_pipeline_error has the stage and the reason. The loop goes on after it: end it at SPDL_END,
-   SPDL_CLOSED, or once spdl_pipeline_failed is true. Later rows are not called for the item. The
-   failure overtakes items that a batch or a .flush row has gathered. Every error of a stage is
-   SPDL_E_STAGE; an error of the library, such as that of an init, ends the pipeline. create refuses
-   .max_failures with deliver_failures. */
+   Failed requests. With desc.deliver_failures every pushed item gets an answer, unless a stage
+   skips it. For a failed call next returns SPDL_E_STAGE in the place of the result. *item is the
+   input of that call, and the consumer owns it. *item is NULL if the call took it, or was of
+   .flush. spdl_pipeline_error has the stage and the reason. The loop goes on: end it at SPDL_END,
+   SPDL_CLOSED, or if spdl_pipeline_failed. Later rows are not called for the item. The failure
+   overtakes gathered items. Every error of a stage is SPDL_E_STAGE; an error of the library, such
+   as that of an init, ends the pipeline. create refuses .max_failures with it. */
 
 /* ============================================================================================= */
 /* >>order
@@ -1127,9 +1126,9 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
    count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
-   In a row with completion order, .again or .threads it returns a buffer, which is copied. Any
-   other item must have n bytes. The library copies and frees it, so it must not own other memory. A
-   NULL item becomes zeros. Items cannot leave such a batch.
+   With completion order, .again, .threads or SPDL_DEBUG it returns a buffer. An item from elsewhere
+   must have n bytes: the library copies it into the block and frees it. It must own no memory that
+   its .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
    them for each row, and the library allocates more when the consumer keeps many. */
@@ -1159,10 +1158,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
    call, and `in` is NULL. The stage can gather items and pass the rest then.
 
-   Gathered items end with the run of the pipeline. A stop that waits, a rewind, a load and destroy
-   call the stage with spdl_flushing, and free the results. They call it once, or with .again until
-   it returns SPDL_SKIP or SPDL_OK. These calls are on the thread that stops, with the number of one
-   of the workers. If a call of a series fails, the rest is freed the same way. */
+   Gathered items end with the run of the pipeline, and with a failure. A stop that waits, a rewind,
+   a load and destroy call the stage with spdl_flushing, and free the results. They call it once, or
+   with .again until it returns SPDL_SKIP or SPDL_OK. These calls are on the thread that stops, with
+   the number of one of the workers. If a call of a series fails, the rest is freed the same way. */
 
 /* ============================================================================================= */
 /* >>branches
@@ -1203,9 +1202,9 @@ SPDL_API void spdl_stop(spdl_task *task);
    source) is such a source: its items are those of next_fn(source, &item, timeout), for example of
    spdl_pipeline_next of another pipeline. It waits at most 50 ms at a time, and next_fn must return
    in that time. SPDL_END ends the source (or its epoch). SPDL_TIMEOUT repeats the call. Other
-   results fail, with the text of the other pipeline. `source` must outlive the pipeline. To rewind
-   both: stop this pipeline, rewind the other, rewind this one. A stage may call next of
-   another pipeline that has threads of its own.
+   results fail, with the text of the other pipeline; a loader has its own: spdl_loader_error.
+   `source` must outlive the pipeline. To rewind both: stop this pipeline, rewind the other, rewind
+   this one. A stage may call next of another pipeline that has threads of its own.
 
    Calls that wait. While a worker is free, it calls every row that has an input, is under its
    concurrency, and has room. Calls of a row begin in the order of its inputs.
@@ -1242,10 +1241,10 @@ SPDL_API void spdl_stop(spdl_task *task);
        items: see >>one-to-many.
    An item that a cache, a GPU or another thread took in advance counts as delivered.
 
-   A load repeats calls for items in flight. Rows that make several results, or gather, begin again
-   at their item, batch or epoch. There is no position with SPDL_FEED, SPDL_FROM,
-   SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36 items, and an item at
-   most 2^28 - 2 results before SPDL_BATCH.
+   A load repeats calls for items in flight, and counts .max_failures from 0. Rows that make several
+   results, or gather, begin again at their item, batch or epoch. There is no position with
+   SPDL_FEED, SPDL_FROM, SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36
+   items, and an item at most 2^28 - 2 results before SPDL_BATCH.
 
    Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. A
    load of the texts of all ranks refuses texts of another step. To change the number of ranks, give
@@ -1308,7 +1307,7 @@ typedef struct spdl_stage_stats {
     uint64_t tasks;    /* ended calls; batch: batches; feed: pushes */
     uint64_t failures; /* failed calls, not in the durations; feed: refused pushes, not in tasks */
     uint64_t skips;    /* dropped items; batch: by drop_last; feed: by drop_oldest */
-    uint64_t freed;    /* results of this stage that a stop or failure freed */
+    uint64_t freed;    /* results that a stop, failure or load freed; batch: also single items */
     uint64_t busy_ns;  /* time in calls, over all workers, with failed and running calls */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
     bool alone;        /* the row allows one call at a time: .serial, .flush, .again */
@@ -1881,7 +1880,8 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *loader, const spdl_loader_bat
 
 /* spdl_loader_next as a spdl_next_fn, for >>cache, >>headspace and SPDL_FROM. The item is a
    spdl_loader_batch; free it with spdl_loader_batch_free.
-   Returns: as spdl_loader_next. */
+   Returns: as spdl_loader_next. With a timeout, such as that of SPDL_FROM, it waits while all slots
+            are held: another thread can give one back. */
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns);
 
 /* spdl_loader_done for a batch of spdl_loader_next_fn. */
@@ -7458,6 +7458,7 @@ typedef struct spdl__node {
     uint64_t tolerated; /* failures that rewind does not clear */
     uint64_t logged;    /* failures when the log had its line */
     uint64_t nulls;   /* SPDL_DEBUG: NULL results before the first other one */
+    bool asked, sought; /* SPDL_DEBUG, source: knows its number; must seek */
     uint64_t unfreed; /* SPDL_DEBUG: items to free without free_item */
     uint64_t empty;   /* source: SPDL_SKIP since the last result */
     uint64_t empty_since;
@@ -7560,6 +7561,7 @@ struct spdl_pipeline {
     /* written rarely, by any thread */
     uint32_t stopping;     /* SPDL__STOP and the like; 0: it runs */
     uint32_t leaving;      /* destroy has workers run fini */
+    uint32_t readers;      /* pipelines that take from it with SPDL_FROM */
     uint32_t fini_done;    /* pool threads that ran fini */
     uint32_t joined;       /* pool threads that ran an init */
     uint32_t failed;       /* under error_lock: bit i: row i failed too often */
@@ -9011,7 +9013,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     now = spdl_time_ns();
     at = spdl__row_at(node, word);
     room = spdl__row_room(p, node, word) > 0;
-    flushes = room && node->row.flush && !node->flushed;
+    flushes = room && node->row.flush && !node->flushed && tag != SPDL__FAIL;
     if (flushes && spdl__flow_flush(task, node, at, now)) return true;
     if (room && !flushes) {
         spdl__row_pass(p, node, at, &mark, now);
@@ -9234,6 +9236,8 @@ SPDL__COLD void spdl__settle_place(spdl_task *task) {
     char name[SPDL_TEXT_BYTES / 4];
     task->result_number = maker != NULL && !call->flushing ? call->in.range & SPDL__SPAN_MAX : 0;
     spdl__text_add(&text, "item %llu", (spdl__llu)task->sequence);
+    if (task->pipeline->node[0].row.continuous)
+        spdl__text_add(&text, ", epoch %llu", (spdl__llu)spdl__load_relaxed(&node->epoch));
     if (task->result_number > 0)
         spdl__text_add(&text, ", result %llu", (spdl__llu)task->result_number);
     if (type == NULL || spdl__type_any(type) || !spdl__types_fit(type, "spdl_record")) return;
@@ -9405,10 +9409,20 @@ SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
 
 /* A call fails if it wrote behind its buffer, or freed it. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
-    const spdl__node *node = task->node;
+    spdl__node *node = task->node;
     spdl__batch *holder = task->call.holder;
     char reason[SPDL_TEXT_BYTES];
     bool freed;
+    if (node->sought && result == SPDL_OK) {
+        node->sought = false;
+        if (!node->asked) /* once */
+            spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
+                       "stage %d '%s' returned an item after a rewind or load, and has never "
+                       "called spdl_sequence: is it item %llu of epoch %llu?", node->index,
+                       node->name, (spdl__llu)task->sequence,
+                       (spdl__llu)spdl__load_relaxed(&node->epoch));
+        node->asked = true;
+    }
     if (task->text[0] != '\0' && !task->call.misused &&
         (result == SPDL_OK || result == SPDL_AGAIN)) { /* `return` is missing before spdl_fail */
         memcpy(reason, task->text, sizeof(reason));
@@ -9494,6 +9508,7 @@ SPDL_API void *spdl_local(const spdl_task *task) {
 
 SPDL_API uint64_t spdl_sequence(const spdl_task *task) {
     spdl__task_debug(task, "spdl_sequence");
+    if (SPDL__DEBUGS && task->node->row.kind == SPDL_KIND_SOURCE) task->node->asked = true;
     return task->sequence;
 }
 
@@ -10472,47 +10487,23 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     return SPDL_OK;
 }
 
-/* Returns a copy of the batch and its items, or NULL without memory. */
-SPDL__COLD spdl__batch *spdl__batch_copy(const spdl__node *node, const spdl__batch *batch) {
-    const size_t bytes = node->row.item_bytes;
-    spdl__batch *copy = spdl__batch_get(node->batches);
-    size_t i;
-    if (copy == NULL) return NULL;
-    copy->range = batch->range;
-    copy->shown.count = batch->shown.count;
-    copy->shown.epoch = batch->shown.epoch;
-    memcpy(copy->shown.data, batch->shown.data, batch->shown.count * bytes);
-    for (i = 0; i < batch->shown.count; ++i) {
-        copy->owner[i] = SPDL__IN_PLACE;
-        copy->shown.items[i] = (char *)copy->shown.data + i * bytes;
-    }
-    return copy;
-}
-
-/* A mark is next: the rest is passed or freed. At a FAIL, calls of the row before may still write
-   into a batch in place. A copy is passed, and the purge frees the batch. */
+/* END or EPOCH is next: the rest is passed or freed. */
 SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     spdl__node *node = task->node;
     const uint64_t head = spdl__head(spdl__load_relaxed(node->word));
-    const unsigned mark = spdl__slot_tag(spdl__edge_slot(node->in, head));
-    const bool shared = mark == SPDL__FAIL && node->row.item_bytes > 0;
     spdl__batch *batch = node->open_batch;
     const size_t count = batch != NULL ? batch->shown.count : 0;
     spdl_result result = SPDL_SKIP;
-    if (count > 0 && node->row.drop_last) {
+    if (batch != NULL) spdl__place_passed(node, batch); /* others look for theirs by its number */
+    if (count > 0 && !node->row.drop_last) {
+        result = spdl__batch_done(task, batch, out);
+    } else if (batch != NULL) {
         spdl__count(&task->counters[node->index].skips, count);
-    } else if (count > 0) {
-        if (shared) batch = spdl__batch_copy(node, batch);
-        else spdl__place_passed(node, batch); /* first: others look for their batch by its number */
-        if (batch != NULL) result = spdl__batch_done(task, batch, out);
-    }
-    if (shared) return result;
-    if (result != SPDL_OK && batch != NULL) {
         node->open_batch = NULL;
-        spdl__place_passed(node, batch);
         spdl_batch_free(batch);
     }
-    if (mark == SPDL__EPOCH) spdl__place_passed(node, NULL);
+    if (spdl__slot_tag(spdl__edge_slot(node->in, head)) == SPDL__EPOCH)
+        spdl__place_passed(node, NULL);
     return result;
 }
 
@@ -11592,12 +11583,22 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
     spdl__store(&edge->word, ticket << SPDL__HEAD_BITS | SPDL__SHUT);
 }
 
+/* SPDL_DEBUG: the first result from now on may be NULL, and the source has to seek. */
+SPDL__COLD void spdl__rewind_debug(spdl__node *node, const spdl__position *at) {
+    const uintptr_t fn = (uintptr_t)node->row.fn, own = (uintptr_t)spdl__own_rows;
+    node->nulls = SPDL__NULLS;
+    node->sought = node->row.kind == SPDL_KIND_SOURCE && node->row.next == NULL &&
+                   (fn < own || fn >= own + sizeof(spdl__own_rows)) &&
+                   (node->made != at->source || node->epoch != at->epoch);
+}
+
 /* Restores the state of create, at another position. */
 SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const spdl__start *start) {
     const spdl__position *at = &start->at;
     spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
     node->first = node->out.tail;
     node->flushed = false;
+    if (SPDL__DEBUGS) spdl__rewind_debug(node, at);
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->turns_put, 0);
     spdl__store_relaxed(&node->turns_taken, 0);
@@ -11628,11 +11629,14 @@ SPDL__PRIVATE void spdl__word_open(uint64_t *word) {
 SPDL__PRIVATE bool spdl__sampler_claim(spdl_sampler *sampler);
 SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler);
 
-/* The first word of a list of files is the number of rows that read it. */
+/* The first word of a list of files is the number of rows that read it. A pipeline of SPDL_FROM
+   counts its readers, too. */
 SPDL__PRIVATE void spdl__lists_add(spdl_pipeline *p, uint32_t more) {
     int i;
     for (i = 0; i < p->count; ++i)
         if (p->node[i].lends) spdl__add32((uint32_t *)p->node[i].row.ctx, more);
+    if (p->node[0].row.next == spdl_pipeline_next && p->node[0].row.ctx != NULL)
+        spdl__add32(&((spdl_pipeline *)p->node[0].row.ctx)->readers, more);
 }
 
 /* At the end of a pipeline: others may use what its rows have read. */
@@ -11730,8 +11734,8 @@ SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node,
     const uint64_t out = pool != NULL ? spdl__load(&pool->references) - 1 : 0;
     if (out > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "%llu results of stage %d '%s' are not freed yet: call %s for each",
-                   (spdl__llu)out, node->index, node->name, by);
+                   "%llu results of stage %d '%s' are not freed yet: call %s for each, now or "
+                   "later", (spdl__llu)out, node->index, node->name, by);
 }
 
 /* SPDL_DEBUG: reports items that nobody freed, in batches as well. */
@@ -11838,6 +11842,11 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (spdl__pipeline_inside(p)) {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
                   "spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
+        return;
+    }
+    if (spdl__load32(&p->readers) != 0) {
+        spdl__log(&p->logger, SPDL_LOG_ERROR,
+                  "spdl_pipeline_destroy: SPDL_FROM still uses it, nothing was done");
         return;
     }
     spdl__doctor_close(p);
@@ -16769,7 +16778,8 @@ SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const cha
         return spdl__error_set(error, SPDL_E_INVALID, "the sampler's %s is %.*s, in the saved "
                                "run it was %.*s%s", key, (int)length, value,
                                (int)spdl__min(strcspn(there, " \n"), 32), there,
-                               strcmp(key, "spec") == 0 ? ": blocks or mixture differ" : "");
+                               strcmp(key, "spec") == 0
+                                   ? ": blocks, mixture or seed of a source differ" : "");
     }
     return SPDL_OK;
 }
@@ -16870,6 +16880,7 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
 #define SPDL__LOADER_SPARE 4   /* entries for ends and failures */
 #define SPDL__LOADER_NOTES 256 /* threads; a power of two */
+#define SPDL__LOADER_FULL 100 /* calls of next_fn in a row: 5 s of SPDL_FROM */
 #define SPDL__LOADER_TEXTS 65536
 
 typedef struct spdl__shared_event {
@@ -16953,6 +16964,8 @@ struct spdl_loader {
     uint32_t *mark;     /* 1; 0 in a fork's child; or NULL */
     int64_t supervisor; /* 0: it has ended */
     bool opened;        /* open has returned */
+    bool waits;         /* in next_fn with a timeout: other threads give batches back */
+    int full;           /* its calls in a row that ended with all slots held */
     bool flushes_all;   /* one thread: no other can be in a FILE */
     spdl__layout layout;
     spdl__ledger *ledger;
@@ -17607,7 +17620,7 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_e
         (item > 0 ? bytes % item != 0 || bytes / item != count : count != 1))
         return spdl__loader_torn(l, "a batch");
     held = &l->held[slot];
-    if (spdl__load_relaxed(&held->ticket_) != 0)
+    if (spdl__load(&held->ticket_) != 0) /* pairs with done on another thread, which reads *held */
         return spdl__loader_torn(l, "a batch in a slot that we have");
     held->slot_ = (int)slot;
     held->data = l->slot_memory + slot * l->layout.stride + l->layout.head;
@@ -17725,7 +17738,8 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
         result = spdl__loader_sleep(l, deadline);
         return result == SPDL_OK ? SPDL_TIMEOUT : result;
     }
-    if (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
+    if (!l->commanded && !l->waits &&
+        spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
         return spdl__loader_fail(l, SPDL_E_LIMIT, "the consumer holds all %d slots: give batches "
                                  "back, or raise desc.slot_count", l->layout.quota);
     if (spdl__backoff(round, SPDL__IDLE_YIELDS, &l->barred)) return SPDL_OK;
@@ -17821,6 +17835,7 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
 
 SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
     spdl_loader_batch *held;
+    int slot;
     if (l == NULL || batch == NULL || batch->loader_ != l || batch->slot_ < 0 ||
         batch->slot_ >= l->layout.slot_count)
         return SPDL_E_INVALID;
@@ -17828,9 +17843,10 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
     if (batch->ticket_ == 0 || spdl__load_relaxed(&held->ticket_) != batch->ticket_ ||
         spdl__loader_forked(l))
         return SPDL_E_INVALID;
-    spdl__store_relaxed(&held->ticket_, 0);
+    slot = batch->slot_;
+    spdl__store(&held->ticket_, 0); /* pairs with loader_take, which writes *held (or *batch) */
     spdl__sub32(&l->held_count, 1);
-    spdl__store(&l->words[batch->slot_], 0); /* pairs with child_reclaim: the data were read */
+    spdl__store(&l->words[slot], 0); /* pairs with child_reclaim: the data were read */
     spdl__shared_notify(&l->shared->emptied);
     return SPDL_OK;
 }
@@ -18154,8 +18170,19 @@ SPDL__NO_LOADER(spdl_result, spdl_loader_rewind, (spdl_loader *l, uint64_t item,
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns) {
     spdl_loader *l = (spdl_loader *)loader;
     spdl_loader_batch batch;
-    const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
+    spdl_result result;
+    if (l != NULL) l->waits = timeout_ns > 0;
+    result = spdl_loader_next(l, &batch, timeout_ns);
     if (result == SPDL_OK) *item = &l->held[batch.slot_];
+    if (l == NULL) return result;
+    l->waits = false;
+    if (result != SPDL_TIMEOUT ||
+        spdl__load_relaxed32(&l->held_count) < (uint32_t)l->layout.quota)
+        l->full = 0;
+    else if (++l->full == SPDL__LOADER_FULL)
+        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
+                   "loader '%s': all %d slots are held, and nobody gives one back. If rows or the "
+                   "consumer keep batches, raise desc.slot_count", l->name, l->layout.quota);
     return result;
 }
 
@@ -20790,9 +20817,13 @@ SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dt
     spdl__text text = spdl__text_start(why, sizeof(why));
     bool fits;
     int i;
-    if (array == NULL) return spdl__error_set(error, SPDL_E_NOT_FOUND, "the array is not there");
     if (dtype == NULL || (shape == NULL && ndim > 0))
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_expect: an argument is NULL");
+    if (array == NULL) {
+        spdl__text_add(&text, "the array is not there, which should be '%.60s' (", dtype);
+        spdl__npy_put_shape(&text, ndim, shape, true);
+        return spdl__error_set(error, SPDL_E_NOT_FOUND, "%s", why);
+    }
     info = &array->info;
     fits = info->ndim == ndim && strcmp(info->dtype + strspn(info->dtype, "<>|="),
                                         dtype + strspn(dtype, "<>|=")) == 0;
@@ -22021,6 +22052,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const spdl_sampler *sampler = p->sampler;
     const uint64_t epoch = spdl__load_relaxed(&task->node->epoch);
     uint64_t item = task->sequence, key = p->seed, kind = task->call.flushing ? 3 : 1;
+    if (SPDL__DEBUGS && task->node->row.kind == SPDL_KIND_SOURCE) task->node->asked = true;
     uint64_t range = task->call.in.range;
     spdl__task_debug(task, "spdl_item_key");
     if (task->node->in_batches && !task->call.flushing) kind = 2;

@@ -90,6 +90,15 @@ if [ "$1" = --list ]; then
     cat "$scratch/strings"
     exit
 fi
+# The results have the numbers and texts of the header.
+results="s/^ *X(\\(SPDL_[A-Z_]*\\), \\(-*[0-9]*\\), \"\\(.*\\)\").*/| \`\\1\` (\\2) | \\3 |/p"
+sed -n "$results" spdl.h >"$scratch/results"
+check "results found in spdl.h" test "$(wc -l <"$scratch/results")" -ge 20
+while read -r row; do
+    grep -qF "$row" "$page" || echo "$row"
+done <"$scratch/results" >"$scratch/stale"
+empty "results that $page has with another number or text" "$scratch/stale"
+
 count=$(wc -l <"$scratch/strings")
 check "only $count messages found, not $fewest" test "$count" -ge "$fewest"
 missing <"$scratch/strings" >"$scratch/missing"

@@ -64,7 +64,8 @@ static void wild_tell_rows(const wild *w) {
             w->rewind_after, (unsigned long long)w->begins, w->rewound ? " (done)" : "", w->epochs,
             (unsigned long long)w->epoch, w->ordered ? ", ordered" : "", w->known ? ", known" : "",
             w->plain ? ", plain" : "");
-    fprintf(stderr, "  with%s%s%s%s%s%s%s\n", w->saves ? " a position," : "",
+    fprintf(stderr, "  with%s%s%s%s%s%s%s%s\n", w->saves ? " a position," : "",
+            w->mended ? " a failure mended," : "",
             w->answers ? " answers," : "", w->inner ? " another pipeline," : "",
             w->desc.doctor ? " a doctor," : "", w->desc.report ? " reports," : "",
             w->trace[0] ? " a trace," : "", w->desc.allocator.alloc_fn ? " a heap," : "");
@@ -484,14 +485,33 @@ static void wild_rewind(wild *w) {
     EQUAL(w, spdl_pipeline_rewind(w->pipeline, w->begins, SPDL_FOREVER), SPDL_OK);
 }
 
+/* Goes back to a position. */
+static void wild_go_back(wild *w, const char *text) {
+    spdl_error error;
+    if (w->stateful || w->mends) {
+        EQUAL(w, spdl_pipeline_stop(w->pipeline, SPDL_FOREVER), SPDL_OK);
+        wild_forget(w);
+    }
+    for (size_t i = 0; i < w->count; ++i) w->dice[i].mended = w->mended;
+    w->loaded = true;
+    EQUAL(w, spdl_state_load(w->pipeline, &text, 1, SPDL_FOREVER, &error), SPDL_OK);
+}
+
+/* What failed is dropped from now on. What was delivered before is the same without a failure. */
+static spdl_result wild_mend(wild *w) {
+    char text[SPDL_STATE_BYTES];
+    HOLDS(w, spdl_state_save(w->pipeline, text, sizeof text) > 0);
+    w->mended = true;
+    wild_go_back(w, text);
+    return wild_take(w, LONG_MAX);
+}
+
 /* Saves a position, goes on for a while, also to the beginning, and goes back to it: rows with
    .flush have gathered something, or are in the middle of their series. */
 static void wild_load(wild *w) {
     char text[SPDL_STATE_BYTES];
-    const char *texts[] = { text };
     const size_t seen = w->seen.count;
     const uint64_t epoch = w->epoch;
-    spdl_error error;
     if (w->epochs > 0 && (long)epoch == w->epochs) {
         wild_rewind(w);
         return;
@@ -499,8 +519,7 @@ static void wild_load(wild *w) {
     HOLDS(w, spdl_state_save(w->pipeline, text, sizeof text) > 0);
     (void)wild_take(w, (long)draw(w, 40));
     if (chance(w, 3)) EQUAL(w, spdl_pipeline_rewind(w->pipeline, 0, SPDL_FOREVER), SPDL_OK);
-    w->loaded = true;
-    EQUAL(w, spdl_state_load(w->pipeline, texts, 1, SPDL_FOREVER, &error), SPDL_OK);
+    wild_go_back(w, text);
     w->seen.count = seen;
     w->epoch = epoch;
 }
@@ -542,6 +561,7 @@ static spdl_result wild_flow(wild *w) {
     if (w->end == DESTROY) return SPDL_TIMEOUT;
     result = wild_take(w, LONG_MAX);
     wild_judge_end(w, result);
+    if (result < 0 && w->mends && !wild_faulty) result = wild_mend(w);
     if (result != SPDL_END || w->epochs == 0)
         EQUAL(w, spdl_pipeline_next(w->pipeline, &none, SPDL_FOREVER), result);
     return result;

@@ -254,7 +254,7 @@ static void batches_and_buffers_that_are_out(void) {
                      SPDL_BATCH(30, .item_bytes = 4), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
         CHECK(strstr(w.text[0], " results of stage 1 'batch' are not freed yet: call "
-                                "spdl_batch_free for each") != NULL);
+                                "spdl_batch_free for each, now or later") != NULL);
         RUN_ALL(spdl_batch_free, SPDL_SOURCE(make, .free_item = free),
                 SPDL_BATCH(30, .item_bytes = 4), SPDL_SINK(3));
         CHECK_EQ(w.count, 0);
@@ -263,7 +263,7 @@ static void batches_and_buffers_that_are_out(void) {
                      SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
         CHECK_STR(w.text[0], "7 results of stage 0 'fill' are not freed yet: call "
-                             "spdl_buffer_free for each");
+                             "spdl_buffer_free for each, now or later");
     }
 }
 
@@ -484,6 +484,60 @@ static void a_source_that_spins(void) {
     }
 }
 
+static int made_so_far;
+SPDL_FN(counts_itself, void, int) {
+    if (++made_so_far > 400) return SPDL_END;
+    *out = (int *)calloc(1, sizeof **out);
+    return SPDL_OK;
+}
+SPDL_FN(draws, void, int) {
+    *out = (int *)calloc(1, sizeof **out);
+    **out = (int)(spdl_item_key(task) % 100);
+    return SPDL_OK;
+}
+SPDL_FN(none_of_odd_numbers, void, int) {
+    if (spdl_sequence(task) % 2 == 0) *out = (int *)calloc(1, sizeof **out);
+    return SPDL_OK;
+}
+
+static void go_to(warnings *w, int workers, spdl_stage source) {
+    spdl_pipeline_desc desc = { .workers = workers };
+    spdl_pipeline *p;
+    memset(w, 0, sizeof *w);
+    desc.logger.log_fn = log_warnings;
+    desc.logger.user = w;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(source, SPDL_SINK(3))) == SPDL_OK);
+    for (uint64_t to = 31; to > 0; to -= 10) {
+        void *taken;
+        CHECK_EQ(spdl_pipeline_rewind(p, to, SPDL_FOREVER), SPDL_OK);
+        REQUIRE(spdl_pipeline_next(p, &taken, SPDL_FOREVER) == SPDL_OK);
+        free(taken);
+        if (to == 1) break;
+    }
+    spdl_pipeline_destroy(p);
+}
+
+/* Once; not of one that knows its number, nor of SPDL_COUNT. */
+static void a_source_that_does_not_seek(void) {
+    warnings w;
+    for (int workers = -1; workers < 3; ++workers) {
+        go_to(&w, workers, (spdl_stage)SPDL_SOURCE(counts_itself, .free_item = free));
+        CHECK_EQ(w.count, 1);
+        CHECK_STR(w.text[0], "stage 0 'counts_itself' returned an item after a rewind or load, and "
+                             "has never called spdl_sequence: is it item 31 of epoch 0?");
+        go_to(&w, workers, (spdl_stage)SPDL_SOURCE(make, .free_item = free));
+        CHECK_EQ(w.count, 0);
+        go_to(&w, workers, (spdl_stage)SPDL_SOURCE(draws, .free_item = free));
+        CHECK_EQ(w.count, 0);
+    }
+}
+
+static void a_first_result_of_null_after_a_rewind_is_fine(void) {
+    warnings w;
+    go_to(&w, SPDL_INLINE, (spdl_stage)SPDL_SOURCE(none_of_odd_numbers, .free_item = free));
+    CHECK_EQ(w.count, 0);
+}
+
 TEST_TABLE(debug) {
     TEST_CASE(two_threads_on_a_side_for_one),
     TEST_CASE(one_thread_on_each_side_is_fine),
@@ -498,5 +552,7 @@ TEST_TABLE(debug) {
     TEST_CASE(calls_that_write_too_much),
     TEST_CASE(tokens_are_no_buffers),
     TEST_CASE(a_source_that_spins),
+    TEST_CASE(a_source_that_does_not_seek),
+    TEST_CASE(a_first_result_of_null_after_a_rewind_is_fine),
     TEST_END,
 };

@@ -61,10 +61,29 @@ static void a_source_that_fails_is_an_error(void) {
     kept k;
     spdl_pipeline *p = start_kept(&k, 2, SPDL_STAGES(
         SOURCE(.count = 3, .last = SPDL_E_IO), SPDL_BATCH(2), SPDL_SINK(3)));
-    TAKE_BATCHES(p, "0 1|2", SPDL_E_IO);
+    TAKE_BATCHES(p, "0 1", SPDL_E_IO);
     DONE(p);
     CHECK_EQ(k.errors, 1);
     CHECK(strstr(k.error[0], "stage 0 'count_up', item 3: ") != NULL);
+}
+
+SPDL_FN(fails_in_epoch_3, item, item) {
+    *out = in;
+    return spdl_epoch(task) == 3 && spdl_sequence(task) == 1 ? spdl_fail(task, "no good") : SPDL_OK;
+}
+
+static void a_failure_names_its_epoch(void) {
+    for (int w = 0; w < CROWDS; ++w) {
+        notes n = { .length = 0 };
+        spdl_pipeline *p = START(crowds[w], CONTINUOUS(.count = 2), SPDL_PIPE(fails_in_epoch_3),
+                                 SPDL_SINK(3));
+        spdl_result result;
+        while ((result = take(p, &n, 99, " ", note_item)) == SPDL_END) {}
+        CHECK_EQ(result, SPDL_E_STAGE);
+        CHECK_STR(spdl_pipeline_error(p)->text,
+                  "stage 1 'fails_in_epoch_3', item 1, epoch 3: no good");
+        DONE(p);
+    }
 }
 
 SPDL_FN(fails_in_lines, void, item) {
@@ -190,7 +209,7 @@ static void epochs_are_one_run(void) {
     }
     DONE(p);
     CHECK_EQ(k.warnings, 1);
-    CHECK(strstr(k.warning[0], "the first: item 2: value 2 is bad") != NULL);
+    CHECK(strstr(k.warning[0], "the first: item 2, epoch 0: value 2 is bad") != NULL);
 }
 
 /* A rewind begins a new run: its end has a line when more was dropped. */
@@ -763,6 +782,7 @@ static void on_drop_is_of_rows_that_call(void) {
 TEST_TABLE(fail) {
     TEST_CASE(what_ends_a_pipeline_is_an_error),
     TEST_CASE(a_source_that_fails_is_an_error),
+    TEST_CASE(a_failure_names_its_epoch),
     TEST_CASE(a_message_is_one_line),
     TEST_CASE(what_was_dropped_is_one_line_at_the_end),
     TEST_CASE(the_first_is_the_first_in_order),

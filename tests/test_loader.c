@@ -1776,6 +1776,47 @@ static void caches_and_headspace_take_from_it(void) {
     all_gone();
 }
 
+static spdl_result take_from_loader(spdl_loader *l, uint64_t *next, char *text) {
+    const spdl_pipeline_desc desc = { .logger = { log_nothing, NULL } };
+    spdl_pipeline *p;
+    spdl_result result;
+    void *taken;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                SPDL_FROM(spdl_loader_batch, spdl_loader_next_fn, l,
+                          .free_item = spdl_loader_batch_free), SPDL_SINK(9))) == SPDL_OK);
+    usleep(30000); /* the sink has all slots */
+    while ((result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15))) == SPDL_OK) {
+        CHECK(record_is((const record *)((spdl_loader_batch *)taken)->data, (*next)++, 0));
+        spdl_loader_batch_free(taken);
+    }
+    snprintf(text, SPDL_TEXT_BYTES, "%s", spdl_pipeline_error(p)->text);
+    spdl_pipeline_destroy(p);
+    return result;
+}
+
+/* The pipeline gives them back; the loader has the text of a failure. */
+static void a_pipeline_may_hold_all_slots(void) {
+    for (int fails = 0; fails < 2; ++fails) {
+        fate harm = { .at = fails ? 33 : 1000, .how = FAIL };
+        spdl_loader_desc desc = desc_of(1);
+        char text[SPDL_TEXT_BYTES];
+        uint64_t next = 0;
+        spdl_loader *l;
+        desc.slot_count = 2;
+        desc.pipeline.logger.log_fn = log_nothing;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(60),
+                    SPDL_PIPE(meets_its_fate, .ctx = &harm), IN_BATCHES(1),
+                    SPDL_SINK(2))) == SPDL_OK);
+        CHECK_EQ(take_from_loader(l, &next, text), fails ? SPDL_E_STAGE : SPDL_END);
+        CHECK_EQ(next, fails ? 33 : 60);
+        CHECK_STR(text, fails ? "stage 0 'from', item 33: stage failed" : "");
+        CHECK_STR(fails ? spdl_loader_error(l)->text : "",
+                  fails ? "stage 1 'meets_its_fate', item 33: as planned" : "");
+        spdl_loader_close(l);
+    }
+    all_gone();
+}
+
 /* A child that is told to begin again, and cannot, as a call does not return. */
 static void a_rewind_ends_a_call_that_hangs(void) {
     TEST_NEEDS_PROCESSES();
@@ -3317,5 +3358,6 @@ TEST_TABLE(loader) {
     TEST_CASE(a_stack_that_overflows_is_named),
     TEST_CASE(ends_beside_what_others_hold),
     TEST_CASE(the_first_calls_are_named),
+    TEST_CASE(a_pipeline_may_hold_all_slots),
     TEST_END
 };

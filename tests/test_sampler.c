@@ -705,7 +705,7 @@ static void another_run_is_told_from_ours(void) {
     CHECK(describe(one, 0, text) > 0);
     CHECK(spdl__sampler_differs(two, text, &error) == SPDL_E_INVALID);
     CHECK(strncmp(error.text, "the sampler's spec is ", 22) == 0);
-    CHECK(strstr(error.text, ": blocks or mixture differ") != NULL);
+    CHECK(strstr(error.text, ": blocks, mixture or seed of a source differ") != NULL);
     spdl_sampler_destroy(s), spdl_sampler_destroy(other), spdl_sampler_destroy(order);
     spdl_sampler_destroy(one), spdl_sampler_destroy(two);
 }

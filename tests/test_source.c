@@ -333,6 +333,29 @@ static void from_reports_why(void) {
     }
 }
 
+static void log_last(spdl_log_level level, const char *text, void *user) {
+    if (level == SPDL_LOG_ERROR) snprintf((char *)user, 100, "%s", text);
+}
+
+static void a_source_outlives_its_pipeline(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        char text[100] = "";
+        const spdl_pipeline_desc desc = { .workers = TEST_WORKERS(1),
+                                          .logger = { log_last, text } };
+        spdl_pipeline *inner, *p;
+        REQUIRE(spdl_pipeline_create(&inner, &desc, SPDL_STAGES(COUNT_TO(6), SPDL_SINK(1))) ==
+                SPDL_OK);
+        p = START(crowds[i], FROM(inner, .name = "inner"), SPDL_SINK(1));
+        spdl_pipeline_destroy(inner);
+        CHECK_STR(text, "spdl_pipeline_destroy: SPDL_FROM still uses it, nothing was done");
+        TAKE_ALL(p, "0 1 2 3 4 5", SPDL_END);
+        spdl_pipeline_destroy(p);
+        text[0] = '\0';
+        DONE(inner);
+        CHECK_STR(text, "");
+    }
+}
+
 static void *takes_from_it(void *arg) {
     item *it = NULL;
     CHECK_EQ(SPDL_NEXT((spdl_pipeline *)arg, &it, SPDL_SECONDS(15)), SPDL_OK);
@@ -562,6 +585,7 @@ TEST_TABLE(source) {
     TEST_CASE(from_a_pipeline_of_the_same_pool),
     TEST_CASE(epochs_of_another_pipeline),
     TEST_CASE(from_reports_why),
+    TEST_CASE(a_source_outlives_its_pipeline),
     TEST_CASE(from_says_what_is_wrong),
     TEST_CASE(from_stops_when_a_row_fails),
     TEST_CASE(any_next_function_is_a_source),

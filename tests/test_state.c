@@ -129,6 +129,15 @@ SPDL_FN(fails_in_the_end, item, item) {
     return in->value % 1000 >= 9 ? spdl_fail(task, "no more") : SPDL_OK;
 }
 
+enum { NO_FAULT = -1, NO_ROW = -2 };
+static long fault = NO_ROW; /* value that fails in the row behind the source */
+static int faults_allowed;
+
+SPDL_FN(fails_at_the_fault, item, item) {
+    *out = in;
+    return in->value == fault ? spdl_fail(task, "%ld is damaged", fault) : SPDL_OK;
+}
+
 /* One to three of each; `none`: or none at all, and the last call has no result. */
 static spdl_result one_of(spdl_task *task, long value, bool none, long *made) {
     long **at = (long **)spdl_call_state(task);
@@ -411,6 +420,11 @@ static void table_fill(table *t, int number, bool lines) {
     memset(t, 0, sizeof *t);
     if (number < TABLES) table_rows(t, number);
     else random_rows(t, number);
+    if (fault != NO_ROW) {
+        const spdl_stage row = SPDL_PIPE(fails_at_the_fault, .max_failures = faults_allowed);
+        memmove(&t->rows[2], &t->rows[1], (t->count++ - 1) * sizeof row);
+        t->rows[1] = row;
+    }
     if (lines) {
         const spdl_stage last[] = {
             WIDE(told_item, .item_bytes = sizeof(told_line)),
@@ -1432,6 +1446,79 @@ static void what_was_gathered_is_dropped_by_a_load(void) {
         }
 }
 
+/* A run that failed is gone on with, when its data is mended or with a budget for failures. What it
+   delivered and what follows is what a run without the failure delivers. */
+static void goes_on_behind_a_fault(const story *whole, run_of *r, long at, bool mended) {
+    static story before, after;
+    char text[SPDL_STATE_BYTES];
+    size_t epochs = 0;
+    memset(&before, 0, sizeof before);
+    memset(&after, 0, sizeof after);
+    fault = at;
+    faults_allowed = 0;
+    run_open(r);
+    listen(r, &before, EVENTS);
+    run_save(r, text);
+    run_close(r);
+    if (before.ended == SPDL_END) return; /* `at` is no item */
+    --before.count;
+    for (size_t i = 0; i < before.count; ++i)
+        if (before.line[i].text[0] == 'E') after.line[epochs++].text[0] = 'E';
+    if (mended) fault = NO_FAULT;
+    else faults_allowed = -1;
+    for (size_t i = 0; i < before.count; ++i)
+        if (!CHECK_STR(before.line[i].text, whole->line[i].text)) told_of("cut", r, i);
+    run_open(r);
+    run_load(r, text);
+    after.count = epochs;
+    listen(r, &after, EVENTS);
+    run_close(r);
+    memmove(&after.line[0], &after.line[epochs], (after.count - epochs) * sizeof after.line[0]);
+    after.count -= epochs;
+    same_from(whole, &after, before.count, r);
+}
+
+static void a_run_that_failed_goes_on_exactly(void) {
+    static story whole;
+    for (many_epochs = 0; many_epochs < 2; ++many_epochs)
+        for (int number = 0; number < TABLES + (TEST_SANITIZED ? 10 : 60); ++number)
+            for (int how = 0; how < 6; ++how) {
+                const long at = 1 + (number + how) % 8 + 1000 * (many_epochs && how % 3 == 2);
+                run_of r = { .number = number, .workers = crowds[how % 4],
+                             .next_works_ns = works[how % 3] };
+                if (number == 14) continue; /* its source makes items in places */
+                fault = how % 2 ? NO_FAULT : at;
+                faults_allowed = how % 2 ? 0 : -1;
+                whole_story(&whole, number);
+                if (whole.count < EVENTS) goes_on_behind_a_fault(&whole, &r, at, how % 2);
+            }
+    fault = NO_ROW;
+}
+
+SPDL_FN(fails_at_3_and_8, item, item) {
+    *out = in;
+    return in->value % 5 == 3 ? spdl_fail(task, "no %ld", in->value) : SPDL_OK;
+}
+
+static void a_load_counts_failures_from_0(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        const spdl_stage rows[] = {
+            SPDL_SOURCE(count_up, SCRIPT(.count = 12), .free_item = item_free),
+            SPDL_PIPE(fails_at_3_and_8, .max_failures = 1), SPDL_SINK(2),
+        };
+        spdl_pipeline *p = start(crowds[i], NULL, SPDL_TABLE(rows));
+        char text[SPDL_STATE_BYTES];
+        notes n = { .length = 0 };
+        CHECK_EQ(take(p, &n, 5, " ", note_item), SPDL_OK);
+        CHECK_STR(n.text, "0 1 2 4 5");
+        save(p, text);
+        TAKE_ALL(p, "6 7", SPDL_E_STAGE);
+        load(p, text);
+        TAKE_ALL(p, "6 7 9 10 11", SPDL_END);
+        DONE(p);
+    }
+}
+
 SPDL_FN(pass_on_as_others, item, told_line) {
     *out = (told_line *)in;
     return SPDL_OK;
@@ -1744,6 +1831,7 @@ static void keys_behind_batches(void) {
 TEST_TABLE(state) {
     TEST_CASE(an_item_may_have_many_results), TEST_CASE(an_epoch_may_have_very_many_items),
     TEST_CASE(what_was_gathered_is_dropped_by_a_load), TEST_CASE(types_are_of_the_table),
+    TEST_CASE(a_run_that_failed_goes_on_exactly), TEST_CASE(a_load_counts_failures_from_0),
     TEST_CASE(ordered_tables_go_on),
     TEST_CASE(with_a_process_or_without),
     TEST_CASE(random_kills_change_nothing),

@@ -59,6 +59,7 @@ typedef struct dice {
     int paths;
     int most;     /* calls at the same time */
     int hold;     /* gathers so many */
+    bool mended;  /* what failed is dropped */
     long stop_at; /* the number at which the stage stops the pipeline, or -1 */
     long count;   /* source and feed: items in an epoch, at most */
     /* written by calls, atomically where there can be several */
@@ -119,8 +120,9 @@ struct wild {
     long leave_after;
     long rewind_after; /* items; or -1 */
     uint64_t begins;   /* the source, after the rewind */
-    bool rewound, loaded;
+    bool rewound, loaded, mended;
     bool saves;        /* in place of the rewind, a position is saved and loaded */
+    bool mends;        /* a failure is mended, and the position behind it loaded */
     bool answers;      /* a failed request is delivered */
     spdl_pipeline *inner; /* the source is another pipeline, with the first of the dice */
     spdl_stage inner_rows[2];
@@ -264,7 +266,7 @@ static uint64_t number_of(void *taken, int depth) {
 
 static spdl_result dice_result(const dice *d, uint64_t number, uint64_t tries) {
     const unsigned percent = (unsigned)(mix(d->seed + tries, number) % 100);
-    if (percent < d->skips) return SPDL_SKIP;
+    if (percent < d->skips + (d->mended ? d->fails : 0)) return SPDL_SKIP;
     return percent < d->skips + d->fails ? SPDL_E_FORMAT : SPDL_OK;
 }
 

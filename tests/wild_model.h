@@ -217,13 +217,18 @@ static void wild_begin(wild *w) {
     w->stateful = d->way == ASKED || d->skips + d->fails > 0;
 }
 
-/* Whether the calls of all rows depend on their input alone, so that a position can be loaded, and
-   none counts failures. */
+/* Whether the calls of all rows depend on their input alone, or on what .flush rows gather, so that
+   a position can be loaded. */
 static bool wild_has_position(const wild *w) {
-    if (!w->ordered || w->stateful || w->feed || w->inner_rows[0].fn != NULL) return false;
+    bool has = w->ordered && !w->feed && w->dice[0].way != ASKED && w->inner_rows[0].fn == NULL;
+    for (size_t i = 0; i < w->count; ++i) has = has && w->dice[i].way != DEALS;
+    return has;
+}
+
+static bool wild_counts_failures(const wild *w) {
     for (size_t i = 0; i < w->count; ++i)
-        if (w->dice[i].fails > 0 && w->rows[i].max_failures >= 0) return false;
-    return true;
+        if (w->dice[i].fails > 0 && w->rows[i].max_failures >= 0) return true;
+    return false;
 }
 
 /* What changes nothing of what is delivered: reports, a trace, a doctor, memory that is not there
@@ -254,7 +259,9 @@ static void wild_extras(wild *w) {
         w->desc.doctor = &w->doctor;
     }
     w->desc.deliver_failures = w->answers;
-    w->saves = w->rewind_after >= 0 && draw(w, 4) && wild_has_position(w);
+    w->saves = w->rewind_after >= 0 && draw(w, 4) && wild_has_position(w) &&
+               !wild_counts_failures(w);
+    w->mends = w->end == TO_THE_END && draw(w, 4) && wild_has_position(w);
 }
 
 /* With a pool, or with one of its own. */
@@ -416,20 +423,19 @@ static wild_stream model_pipe(wild *w, size_t at, const wild_stream *in) {
             stream_add(&out, mix(number, d->seed));
         else stream_copy(&out, in, i, end);
     }
-    /* a row that fails itself makes no call of .flush any more */
-    if (d->way == SUMS && sum != 0 && fail != WILD_FAIL + at)
-        stream_add(&out, mix(sum, d->seed));
+    /* no call of .flush follows a failure */
+    if (d->way == SUMS && sum != 0 && !fail) stream_add(&out, mix(sum, d->seed));
     if (fail) stream_add(&out, fail);
     return out;
 }
 
-/* What a row with .flush and .again held when it failed itself is not handed on. */
+/* What a row with .flush and .again held at a failure is not handed on. */
 static wild_stream model_gathers(wild *w, size_t at, const wild_stream *in) {
     const dice *d = &w->dice[at];
     wild_stream out = model_pipe(w, at, in);
     size_t ends[WILD_ITEMS * 8], count = 0;
     const uint64_t fail = stream_failed(&out) ? out.token[out.count - 1] : 0;
-    if (fail != WILD_FAIL + at) return out;
+    if (!fail) return out;
     --out.count;
     for (size_t i = 0; i < out.count && count < WILD_ITEMS * 8; ++count)
         ends[count] = i = stream_next(&out, i);
@@ -457,7 +463,7 @@ static wild_stream model_batch(const spdl_stage *row, const wild_stream *in) {
         int items = 0;
         for (; items < row->size && end < in->count && !is_fail(in->token[end]); ++items)
             end = stream_next(in, end);
-        if (items == row->size || !row->drop_last) {
+        if (items == row->size || (!row->drop_last && end == in->count)) {
             stream_add(&out, WILD_OPEN);
             stream_copy(&out, in, i, end);
             stream_add(&out, WILD_CLOSE);

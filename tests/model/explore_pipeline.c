@@ -998,6 +998,7 @@ static const plan plans[] = {
     { "again stopped", again, .items = 3, .completion = true, .others = { stopper } },
     { "epochs", row, .items = 2, .epochs = 2 },
     { "flush", flush, .items = 2, .epochs = 2 },
+    { "flush, a call before it fails", flush, .items = 3, .does = FAILS, .at = ITEM(2) },
     { "flush next works", flush, .workers = 1, .works_ns = -1, .items = 2, .epochs = 2 },
     { "flush series", series, .items = 3, .epochs = 2, .completion = true },
     { "flush series stopped", series, .items = 4, .completion = true, .others = { stopper } },

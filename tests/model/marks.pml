@@ -16,7 +16,8 @@
    failure in order; the error is that of the mark; END comes only when all was delivered and
    nothing has failed; no call begins behind a mark that ends all, but in the row that fails; no
    call of an epoch begins while one of the epoch before is at work; nothing is put without room;
-   one call of .flush for each mark; nothing rests without an end, unless the source blocks.
+   one call of .flush for each mark, and none at FAIL; nothing rests without an end, unless the
+   source blocks.
 
      ITEMS, -DEPOCHS, -DSTOPS, -DREWINDS, -DLIM2=2, -DFLUSH, -DCAP2=2
      -DBLOCK    the source may block until a stop; -DHANG: so may a call of row 2
@@ -31,6 +32,7 @@
      PURGE_EARLY   a stop waits for the source alone
      OLD_FLUSHED   `flushed` is read before the swap
      TWO_STEPS     the call of .flush and its mark are one pass
+     FLUSH_FAIL    there is a call of .flush at FAIL
      SHUT_FIRST    SHUT is a flag beside the word, read before it
      NO_SHUT_PASS  who passes a mark does not shut its row
      FAIL_AT_END   FAIL takes a new ticket, not that of its call
@@ -69,7 +71,7 @@ byte rec[3];       /* error record of each row: the first item in order */
 byte where[2 * ITEMS]; /* 0 not made, 1 alive, 2 delivered, 3 freed */
 byte fate[2 * ITEMS];  /* 1 dropped, 2 / 3 failed in row 1 / 2 */
 bit lap; byte made, epoch_at, next, in_call[2]; byte in_row[2];
-bit hung, gone, epochs_seen, src_failed, failed[3], over[3], blocked, quit, flush_due;
+bit hung, gone, epochs_seen, flush_seen, src_failed, failed[3], over[3], blocked, quit, flush_due;
 byte result;
 
 #define IX(e, t) ((e) * SL + ((t) % SL))
@@ -104,6 +106,11 @@ byte result;
 #define OPEN(r) true
 #else
 #define OPEN(r) (!shut[r])
+#endif
+#ifdef FLUSH_FAIL
+#define FLUSHES(v) true
+#else
+#define FLUSHES(v) ((v) < FAIL)
 #endif
 #ifdef TWO_STEPS
 #define STILL_FULL false
@@ -296,9 +303,9 @@ pass:
 #ifdef FLUSH
     if
 #ifdef OLD_FLUSHED
-    :: r == 2 && !f ->
+    :: r == 2 && !f && FLUSHES(v) ->
 #else
-    :: r == 2 && !flushed ->
+    :: r == 2 && !flushed && FLUSHES(v) ->
 #endif
         d_step { assert(!flush_due); flush_due = 1; flushed = 1 };
         if
@@ -345,7 +352,7 @@ again:
 
 inline start_again() {
     d_step {
-        lap = 1; made = 0; epoch_at = NOBODY; next = ITEMS; epochs_seen = 0;
+        lap = 1; made = 0; epoch_at = NOBODY; next = ITEMS; epochs_seen = 0; flush_seen = 0;
         src_failed = 0; result = 0;
         failed[0] = 0; failed[1] = 0; failed[2] = 0; over[0] = 0; over[1] = 0; over[2] = 0;
         rec[0] = NOBODY; rec[1] = NOBODY; rec[2] = NOBODY; flushed = 0; flush_due = 0;
@@ -413,7 +420,7 @@ look_again:
             v = val[IX(2, head[3])];
             if
             :: v == HOLE -> assert(false) /* row 2 makes none */
-            :: v == FLUSHED -> head[3]++; v = 0; waiting = 0; goto wait
+            :: v == FLUSHED -> flush_seen = 1; head[3]++; v = 0; waiting = 0; goto wait
             :: v < 2 * ITEMS ->
                 d_step {
                     assert(where[v] == 1); where[v] = 2; head[3]++; waiting = 0;
@@ -426,6 +433,7 @@ look_again:
                 goto look
             :: v == EPOCH ->
                 d_step { assert(!epochs_seen); epochs_seen = 1; head[3]++; waiting = 0;
+                    flush_seen = 0;
 #if LIM2 == 1
                     reach(epoch_at);
 #endif
@@ -449,6 +457,7 @@ end_asleep:
 ended:
     atomic {
         waiting = 0; result = v;
+        assert(v == END || !flush_seen); /* what was gathered does not precede a failure */
         if
         :: v == END -> assert(!failed[0] && !failed[1] && !failed[2]);
             t = lap * ITEMS;

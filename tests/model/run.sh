@@ -241,6 +241,7 @@ model breaks marks -DITEMS=1 -DREWINDS -DOLD_BASE
 model breaks marks -DITEMS=1 -DREWINDS -DPURGE_EARLY
 model breaks marks -DITEMS=1 -DEPOCHS -DFLUSH -DOLD_FLUSHED
 model breaks marks -DITEMS=1 -DFLUSH -DTWO_STEPS
+model breaks marks -DITEMS=1 -DFLUSH -DFLUSH_FAIL
 model breaks marks -DITEMS=2 -DSHUT_FIRST
 large breaks marks -DITEMS=2 -DCAP2=2 -DNO_SHUT_PASS
 large breaks marks -DITEMS=2 -DFAIL_AT_END
