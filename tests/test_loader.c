@@ -1809,7 +1809,7 @@ static void a_pipeline_may_hold_all_slots(void) {
                     SPDL_SINK(2))) == SPDL_OK);
         CHECK_EQ(take_from_loader(l, &next, text), fails ? SPDL_E_STAGE : SPDL_END);
         CHECK_EQ(next, fails ? 33 : 60);
-        CHECK_STR(text, fails ? "stage 0 'from', item 33: stage failed" : "");
+        CHECK_STR(text, fails ? "stage 0 'from', item 33: a stage function failed" : "");
         CHECK_STR(fails ? spdl_loader_error(l)->text : "",
                   fails ? "stage 1 'meets_its_fate', item 33: as planned" : "");
         spdl_loader_close(l);

@@ -602,7 +602,8 @@ static void table_at_the_end_of_two_limits(void) {
     spdl_pipeline_destroy(p);
     dup2(w.stderr_before, 2);
     text = read_all(w.captured);
-    CHECK(says(text, "The limit changed: in ") && says(text, "it was concurrency of stage "));
+    CHECK(says(text, "The limit changed: in ") &&
+          says(text, "it was too few calls at a time of stage "));
     free(text);
     world_close(&w);
 }
