@@ -967,10 +967,11 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int
    Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
-/* Changes the concurrency of row `stage` for calls that begin later, up to its .concurrency. Only a
-   doctor that raises can go above it.
-   Returns: SPDL_OK, SPDL_E_INVALID (no such row, or not a pipe), SPDL_E_LIMIT (less than 1 or more
-            than the row's .concurrency). */
+/* Changes the concurrency of row `stage` for calls that begin later, up to its .concurrency. A row
+   that gets more calls while they sleep (see >>waiting) keeps this number from now on. It can have
+   up to 64, but no threads start for them.
+   Returns: SPDL_OK, SPDL_E_INVALID (no such row, or not a pipe), SPDL_E_LIMIT (less than 1 or too
+            many). */
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
                                                    int concurrency);
 
@@ -1089,8 +1090,9 @@ SPDL_API void spdl_stop(spdl_task *task);
        input order        every result whose input came before the failed one
        completion order   the results that were in the sink; the library frees all others
 
-   A failure frees what later rows have gathered with .flush or in a batch that is not full. A load
-   makes it again. next does not wait for earlier rows. Call spdl_pipeline_failed after the loop.
+   Items that later rows have gathered with .flush, or in a batch that is not full, are not
+   delivered. The next stop, rewind, load or destroy frees them, and a load makes them again. next
+   does not wait for earlier rows. Call spdl_pipeline_failed after the loop.
 
    Failed requests. With desc.deliver_failures every pushed item gets an answer, unless a stage
    skips it. For a failed call next returns SPDL_E_STAGE in the place of the result. *item is the
@@ -1179,20 +1181,22 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
 /* >>waiting
-   Threads. By default (workers = 0) there is a thread for each processor, at least two, or for each
-   call of the largest .concurrency that is written. One of them is the thread in next, which calls
-   stages while it would wait. A call that waits for the consumer would then wait for ever: write
-   .workers = 2 or more. With workers = n only these n threads call stages. .next_works_ns adds the
-   thread in next, which then leaves out rows whose mean call is longer. While that thread is in a
-   call, one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A
-   consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+   Threads. By default (workers = 0) there is a thread for each processor, at least two. A larger
+   .concurrency that is written gets a thread for each call, at most 256. Deferred calls need none.
+   One of the threads is that in next, which calls stages while it would wait. A call that waits for
+   the consumer would then wait for ever: write .workers = 2 or more. With workers = n only these n
+   threads call stages. .next_works_ns adds the thread in next, which then leaves out rows whose
+   mean call is longer. While that thread is in a call, one item can be late by one call. With
+   SPDL_INLINE only the thread in next calls stages. A consumer that waits for a device can use
+   workers = spdl_cores() and .next_works_ns = 2 ms.
 
    Calls that sleep. With workers = 0 a row with SPDL_ALL begins with a call for each processor.
    While its calls sleep and the consumer waits, it gets more calls, up to 64, and threads for them.
    It keeps them if they make the row 1.2 times as fast. spdl_stats has the numbers of the moment.
-   To bound the calls, write a number. spdl_pipeline_set_concurrency fixes the number of its row. No
-   row gets more if .workers, .pool, policy.cpus or an .init is written, under a trace or a doctor,
-   or in a loader. Only Linux reports how long threads wait for a processor, which this needs.
+   To bound the calls of a row, write a number. Rows with .again, .deferred, .flush or .serial keep
+   their calls. No row gets more if .workers, .pool, policy.cpus or an .init is written, under a
+   trace or a doctor, or in a loader. Only Linux reports how long threads wait for a processor,
+   which this needs. The threads allocate, and events of a profiler have worker numbers up to 64.
 
    Late calls. A call in next can keep next 5 seconds longer than its timeout, or 5 seconds with
    SPDL_FOREVER. A worker that is free then writes row and item to the log, once for each pipeline.
@@ -1880,8 +1884,8 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *loader, const spdl_loader_bat
 
 /* spdl_loader_next as a spdl_next_fn, for >>cache, >>headspace and SPDL_FROM. The item is a
    spdl_loader_batch; free it with spdl_loader_batch_free.
-   Returns: as spdl_loader_next. With a timeout, such as that of SPDL_FROM, it waits while all slots
-            are held: another thread can give one back. */
+   Returns: as spdl_loader_next. With a timeout above 0, such as that of SPDL_FROM, it waits while
+            all slots are held: another thread can give one back. With SPDL_FOREVER it does not. */
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns);
 
 /* spdl_loader_done for a batch of spdl_loader_next_fn. */
@@ -2500,8 +2504,8 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
        >>core-impl  >>text-impl  >>ring-core  >>ring-impl  >>pool-impl
        >>meter-impl  >>trace-core  >>edge-impl  >>row-impl  >>position-impl
        >>flow-impl  >>blame-impl  >>wake-impl  >>mark-impl  >>fail-impl  >>debug-impl  >>call-impl
-       >>again-impl  >>defer-impl  >>settle-impl  >>batch-impl  >>merge-impl  >>producer-impl
-       >>next-impl  >>stop-impl  >>create-impl                             engine
+       >>again-impl  >>defer-impl  >>settle-impl  >>grow-impl  >>batch-impl  >>merge-impl
+       >>producer-impl  >>next-impl  >>stop-impl  >>create-impl            engine
        >>stats-impl  >>report-impl                                         services
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
@@ -6106,10 +6110,10 @@ struct spdl_pool {
     spdl__os_event idle; /* `pending` is 0, a worker has started, or has left a client */
     /* written by destroy */
     uint32_t quit;
-    /* under the lock `growing` */
-    uint32_t growing;
-    uint32_t extras; /* extra workers that run, or start */
-    bool refused;    /* the system has no more threads, or no memory */
+    uint32_t growing;  /* a lock: of the spdl__growth of rows */
+    uint32_t starting; /* one thread starts extra workers, and writes: */
+    uint32_t extras;   /* those that run, or start */
+    uint32_t refused;  /* 1: the system has no more threads, or there is no memory */
     spdl__worker *extra[SPDL__MAX_CALLS];
     char pad[SPDL_CACHE_LINE];
     spdl__beacon beacon;
@@ -6508,14 +6512,13 @@ SPDL__RARE bool spdl__worker_start(spdl_pool *pool, spdl__worker *worker) {
                                  spdl__worker_main, worker);
 }
 
-/* Starts an extra worker. Returns false if there are no more threads. The caller has `growing`
+/* Starts an extra worker. Returns false if there are no more threads. The caller has set `starting`
    and is inside of a client: detach waits for it, and release runs later. `extras` is stored first,
    or a waker would miss the worker when it sleeps. */
 SPDL__RARE bool spdl__pool_grow(spdl_pool *pool) {
     const uint32_t at = pool->extras;
     spdl__worker *worker;
-    if (pool->refused) return false;
-    pool->refused = true; /* until it runs */
+    spdl__store32(&pool->refused, 1); /* until it runs */
     worker = SPDL__NEW(&pool->desc.allocator, spdl__worker, 1);
     if (worker == NULL || !spdl__os_event_init(&worker->bell)) {
         spdl__free(&pool->desc.allocator, worker, sizeof(*worker));
@@ -6528,7 +6531,7 @@ SPDL__RARE bool spdl__pool_grow(spdl_pool *pool) {
     spdl__store32(&pool->extras, at + 1);
     SPDL_TEST_POINT("pool starts an extra worker");
     worker->no_thread = !spdl__worker_start(pool, worker); /* others may read its place already */
-    pool->refused = worker->no_thread;
+    spdl__store32(&pool->refused, worker->no_thread);
     return !worker->no_thread;
 }
 
@@ -7284,9 +7287,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__TOP_BITS 43
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
-/* Counts of one task for one stage: one writer, read by snapshots. The keeper's are for all threads
-   that are no workers: all add to `freed`, a feed's producer counts pushes, the consumer times
-   answers. */
+/* Counts of one task for one stage, its writer. The keeper's are for other threads: all add to
+   `freed`, the consumer times answers. A feed's producer counts pushes in those of task 0. */
 typedef struct spdl__counters {
     int64_t meter_due; /* sittings until the next measurement */
     uint64_t max_ns;
@@ -7523,7 +7525,7 @@ struct spdl_pipeline {
     bool grows;     /* a row may get more calls while it runs */
     int extras;     /* workers that may start later; their tasks follow the keeper's */
     uint32_t open;  /* of `spare` those that the doctor allows to work, or of `extras` those that
-                       run; written by the doctor, or under `growing` */
+                       run; written by the doctor, or by the thread that has set `starting` */
     int count;      /* rows without the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows */
     bool own_pool;
@@ -7912,7 +7914,6 @@ SPDL__COLD void spdl__failure_read(const spdl__edge *edge, uint64_t ticket, spdl
 SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
                                        uint64_t ns);
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin);
-SPDL__PRIVATE void spdl__task_give_back(spdl_task *task);
 SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out);
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result);
 SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
@@ -8220,7 +8221,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
         spdl__counters_learn(node, s->calls, ns);
         judged = slow;
         if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0)) {
-            spdl__meter_book(&task->meter, counters,
+            spdl__meter_book(&task->meter, counters, /* extra workers sleep: most of them agree */
                              p->threads + (int)spdl__load_relaxed32(&p->open) / 4, s->calls, ns);
             judged = true;
         }
@@ -10225,7 +10226,8 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
    what has helped: too many calls that compute cost up to 5 %, too few that sleep cost nearly all.
 
    Threads. A worker of the pool that has left a measured sitting judges its row if the lock
-   `growing` is free. It is inside of the client, so destroy waits for it. An extra worker that
+   `growing` is free, and then starts extra workers. It is inside of the client, so destroy waits
+   for it. An extra worker that
    starts beside a stop or destroy reads `stopping` or `quit` before it takes anything. It has a
    task before `open` counts it, and `open` counts it before its thread starts.
    spdl_pipeline_set_concurrency ends the growth of a row, under the same lock.
@@ -10291,25 +10293,36 @@ SPDL__PRIVATE uint32_t spdl__growth_next(spdl__growth *g, const spdl__counters *
     return (asleep > SPDL__GROWTH_MOST ? 4 : 2) * limit;
 }
 
-/* Starts extra workers for the calls that rows have more than at first. */
-SPDL__PRIVATE void spdl__growth_start(spdl_pipeline *p) {
+/* Returns how many extra workers there should be: one for each call that rows have more than at
+   first. */
+SPDL__PRIVATE uint32_t spdl__growth_wanted(const spdl_pipeline *p) {
     uint64_t wanted = 0;
     int i;
     for (i = 0; i < p->count; ++i)
         if (p->node[i].growth != NULL)
             wanted += spdl__grown((uint64_t)p->node[i].row.concurrency,
                                   spdl__load32(&p->node[i].limit));
-    wanted = spdl__min(wanted, (uint64_t)p->extras);
-    while (p->open < wanted) {
-        const int at = p->workers + 1 + (int)p->open;
-        if (p->pool->refused) return;
-        if (p->task[at] == NULL) p->task[at] = spdl__task_make(p, at);
-        if (p->task[at] == NULL) return;
-        spdl__store32(&p->open, p->open + 1);
-        if (spdl__pool_grow(p->pool)) continue;
-        spdl__store32(&p->open, p->open - 1);
-        return;
-    }
+    return (uint32_t)spdl__min(wanted, (uint64_t)p->extras);
+}
+
+/* Starts extra workers. One thread does; one that raises a limit meanwhile passes a full barrier,
+   finds `starting` set and goes on. The first clears it, passes a full barrier and reads the limits
+   again. No lock, as allocators are user code. */
+SPDL__PRIVATE void spdl__growth_start(spdl_pipeline *p) {
+    spdl_pool *pool = p->pool;
+    do {
+        if (spdl__exchange32(&pool->starting, 1) != 0) return;
+        while (p->open < spdl__growth_wanted(p) && !pool->refused) {
+            const int at = p->workers + 1 + (int)p->open;
+            if (p->task[at] == NULL) p->task[at] = spdl__task_make(p, at);
+            if (p->task[at] == NULL) pool->refused = true;
+            if (pool->refused) break;
+            spdl__store32(&p->open, p->open + 1);
+            if (!spdl__pool_grow(pool)) spdl__store32(&p->open, p->open - 1);
+        }
+        (void)spdl__exchange32(&pool->starting, 0);
+        spdl__barrier_after_rmw();
+    } while (spdl__load32(&p->open) < spdl__growth_wanted(p) && !spdl__load32(&pool->refused));
 }
 
 /* A worker has left a measured sitting of the row. */
@@ -10337,10 +10350,11 @@ SPDL__NOINLINE void spdl__row_judge(spdl_pipeline *p, spdl__node *node, uint64_t
         g->calls = g->missed = 0;
         SPDL_TEST_POINT("row changes its limit");
         spdl__store32(&node->limit, next);
-        if (next > limit) spdl__growth_start(p);
     }
     spdl__unlock(&p->pool->growing, &p->pool->idle);
-    if (next > limit) spdl__wake_changed(p, node);
+    if (next <= limit) return;
+    spdl__growth_start(p);
+    spdl__wake_changed(p, node);
 }
 
 /* ============================================================================================= */
@@ -10858,9 +10872,10 @@ SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
 /* Returns true if this thread is inside of a stage of this pipeline, where next is refused. */
 SPDL__COLD bool spdl__next_in_stage(spdl_pipeline *p) {
     const spdl__node *node;
+    const int tasks = spdl__tasks(p);
     int i = 0;
-    while (i < spdl__tasks(p) && !spdl__task_running(p->task[i])) ++i;
-    if (i == spdl__tasks(p)) return false;
+    while (i < tasks && !spdl__task_running(p->task[i])) ++i;
+    if (i == tasks) return false;
     node = p->task[i]->node;
     if (spdl__misuse_logs(p, SPDL__NEXT_IN_STAGE))
         spdl__logf(&p->logger, SPDL_LOG_ERROR,
@@ -11415,14 +11430,20 @@ SPDL__PRIVATE int spdl__pipeline_find(const spdl_pipeline *p, const char *name) 
 }
 
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, int concurrency) {
+    spdl__node *node;
+    bool locks;
     if (p == NULL || stage < 0 || stage >= p->count) return SPDL_E_INVALID;
-    if (p->node[stage].row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
-    if (concurrency < 1 || concurrency > p->node[stage].row.concurrency) return SPDL_E_LIMIT;
-    if (p->grows) spdl__lock(&p->pool->growing, &p->pool->idle);
-    if (p->node[stage].growth != NULL) p->node[stage].growth->fixed = true;
-    spdl__store32(&p->node[stage].limit, (uint32_t)concurrency);
-    if (p->grows) spdl__unlock(&p->pool->growing, &p->pool->idle);
-    spdl__wake_changed(p, &p->node[stage]);
+    node = &p->node[stage];
+    if (node->row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
+    if (concurrency < 1 ||
+        concurrency > (node->growth != NULL ? node->most : node->row.concurrency))
+        return SPDL_E_LIMIT;
+    locks = node->growth != NULL && !spdl__pipeline_forked(p); /* the holder can be missing there */
+    if (locks) spdl__lock(&p->pool->growing, &p->pool->idle);
+    if (node->growth != NULL) node->growth->fixed = true;
+    spdl__store32(&node->limit, (uint32_t)concurrency);
+    if (locks) spdl__unlock(&p->pool->growing, &p->pool->idle);
+    spdl__wake_changed(p, node);
     return SPDL_OK;
 }
 
@@ -12448,12 +12469,12 @@ SPDL__COLD bool spdl__node_is_plain(const spdl_pipeline *p, const spdl__node *no
 
 /* Batches of row `first` that can be alive, if later stages pass them: on edges, in calls, in
    batches of batches, and a few with the consumer. */
-SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
+SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first, bool grown) {
     uint64_t alive = 4, calls = 0;
     int i;
     for (i = p->count - 1; i >= first; --i) {
         const spdl_stage *row = &p->node[i].row;
-        const uint64_t most = (uint64_t)p->node[i].most;
+        const uint64_t most = (uint64_t)(grown ? p->node[i].most : row->concurrency);
         alive += (uint64_t)row->buffer_size + most + calls;
         calls = row->kind == SPDL_KIND_PIPE ? most : 0;
         if (row->kind == SPDL_KIND_BATCH && i > first && row->item_bytes > 0)
@@ -12474,8 +12495,8 @@ SPDL__COLD uint64_t spdl__node_window(const spdl__node *node) {
 }
 
 /* Blocks of a row in use at once, with batches that calls write into. */
-SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *node) {
-    uint64_t alive = spdl__batches_alive(p, node->index);
+SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *node, bool grown) {
+    uint64_t alive = spdl__batches_alive(p, node->index, grown);
     if (node->row.kind == SPDL_KIND_BATCH && node->before->places)
         alive += spdl__node_window(node->before) / (uint64_t)node->row.size + 2;
     return alive;
@@ -12484,8 +12505,9 @@ SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *
 SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const spdl_allocator *blocks = row->allocator != NULL ? row->allocator : &p->allocator;
-    const size_t ahead = (size_t)spdl__node_blocks(p, node);
-    const size_t alive = row->allocator != NULL ? SPDL__MAX_SPARE : ahead; /* it keeps all */
+    const size_t ahead = (size_t)spdl__node_blocks(p, node, false);
+    const size_t alive = row->allocator != NULL ? SPDL__MAX_SPARE /* it keeps all */
+                                                : (size_t)spdl__node_blocks(p, node, true);
     int i;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
         const size_t canary = SPDL__DEBUGS && row->allocator == NULL ? SPDL_CACHE_LINE : 0;
@@ -13361,8 +13383,8 @@ SPDL__COLD double spdl__law(const spdl_stats *s, const spdl__found *f, bool chan
 /* As many as reach the next limit, but at most `times` as many as now: limits further away are not
    known well. */
 SPDL__COLD int spdl__find_more(double work, double rest, int now, int times, int most) {
-    const double far = (double)times * now;
-    const double wanted = rest > 0 ? spdl__smaller(work / rest, far) : far;
+    const double highest = (double)times * now;
+    const double wanted = rest > 0 ? spdl__smaller(work / rest, highest) : highest;
     const int more = wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
     return more < most ? more : most;
 }
@@ -16964,8 +16986,6 @@ struct spdl_loader {
     uint32_t *mark;     /* 1; 0 in a fork's child; or NULL */
     int64_t supervisor; /* 0: it has ended */
     bool opened;        /* open has returned */
-    bool waits;         /* in next_fn with a timeout: other threads give batches back */
-    int full;           /* its calls in a row that ended with all slots held */
     bool flushes_all;   /* one thread: no other can be in a FILE */
     spdl__layout layout;
     spdl__ledger *ledger;
@@ -16978,6 +16998,8 @@ struct spdl_loader {
     spdl_loader_batch *held; /* one a slot; any thread sets a ticket to 0 */
     uint32_t held_count;     /* batches held; written by any thread */
     /* written by the consumer */
+    bool waits;         /* in next_fn with a timeout: other threads give batches back */
+    int full;           /* calls of SPDL_FROM in a row that ended with all slots held */
     uint64_t at; /* the next entry */
     uint64_t ticket; /* of the last batch */
     uint64_t number, epoch;
@@ -17738,10 +17760,12 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
         result = spdl__loader_sleep(l, deadline);
         return result == SPDL_OK ? SPDL_TIMEOUT : result;
     }
-    if (!l->commanded && !l->waits &&
-        spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
-        return spdl__loader_fail(l, SPDL_E_LIMIT, "the consumer holds all %d slots: give batches "
-                                 "back, or raise desc.slot_count", l->layout.quota);
+    if (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota) {
+        if (!l->waits)
+            return spdl__loader_fail(l, SPDL_E_LIMIT, "the consumer holds all %d slots: give "
+                                     "batches back, or raise desc.slot_count", l->layout.quota);
+        l->since = spdl_time_ns(); /* a child without a slot does not hang */
+    }
     if (spdl__backoff(round, SPDL__IDLE_YIELDS, &l->barred)) return SPDL_OK;
     return spdl__loader_sleep(l, deadline);
 }
@@ -17980,7 +18004,7 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, const spdl_pipeline 
         y->item = y->room;
         y->room *= (uint64_t)node->row.size;
     }
-    y->slot_count = (int)spdl__node_blocks(p, node) + y->quota;
+    y->slot_count = (int)spdl__node_blocks(p, node, true) + y->quota;
     if (y->slot_count <= SPDL__MAX_SPARE && spdl__layout_plan(y)) return SPDL_OK;
     return spdl__loader_fail(l, SPDL_E_LIMIT, "%d slots of %llu bytes are more than there can be",
                              y->slot_count, (spdl__llu)y->room);
@@ -18176,7 +18200,7 @@ SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t time
     if (result == SPDL_OK) *item = &l->held[batch.slot_];
     if (l == NULL) return result;
     l->waits = false;
-    if (result != SPDL_TIMEOUT ||
+    if (result != SPDL_TIMEOUT || timeout_ns < SPDL__FROM_NS ||
         spdl__load_relaxed32(&l->held_count) < (uint32_t)l->layout.quota)
         l->full = 0;
     else if (++l->full == SPDL__LOADER_FULL)

@@ -492,7 +492,7 @@ static void wild_go_back(wild *w, const char *text) {
         EQUAL(w, spdl_pipeline_stop(w->pipeline, SPDL_FOREVER), SPDL_OK);
         wild_forget(w);
     }
-    for (size_t i = 0; i < w->count; ++i) w->dice[i].mended = w->mended;
+    for (size_t i = 0; w->mended && i < w->count; ++i) w->dice[i].mended = true; /* it is quiet */
     w->loaded = true;
     EQUAL(w, spdl_state_load(w->pipeline, &text, 1, SPDL_FOREVER, &error), SPDL_OK);
 }

@@ -176,7 +176,9 @@ static void a_written_limit_stays(void) {
     taken += take_from(p, taken, 200, SPDL_OK);
     CHECK_EQ(most_of(&s), 1);
     CHECK_EQ(stats_of(p, 1).concurrency, 1);
-    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, first_calls() + 1), SPDL_E_LIMIT);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, SPDL__MAX_CALLS + 1), SPDL_E_LIMIT);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 2 * first_calls()), SPDL_OK);
+    CHECK_EQ(stats_of(p, 1).concurrency, 2 * first_calls());
     DONE(p);
 }
 

@@ -3,17 +3,21 @@
    spdl_pipeline_set_concurrency and spdl_pipeline_destroy of >>stop-impl.
 
    Two workers are inside of the client, or come too late for it. Each has left a sitting and tries
-   to judge the row. The one that gets `growing` raises the limit and starts an extra worker; it may
-   do so after the other. Then its next call waits until an extra worker has served the input that
-   the owner puts. The owner also may set the limit at any moment, under `growing`, which is final.
-   At last it detaches the client, waits for the workers inside, has the extra workers quit, and
-   joins them.
+   to judge the row. One that gets `growing` raises the limit by one. After that it sets `starting`,
+   if no other has, and starts extra workers until there is one for each call above the first limit;
+   it clears `starting` and looks at the limit again. Its next call waits until an extra worker has
+   served the input that the owner puts. The owner also may set the limit at any moment, under
+   `growing`, which is final. At last it detaches the client, waits for the workers inside, has the
+   extra workers quit, and joins them.
 
    Checked: when nothing moves any more, destroy has returned; the limit is the owner's if it has
-   set one; no two extra workers get one place, and none starts after the pool is gone.
+   set one, else there are as many extra workers as the limit wants; no two get one place, and none
+   starts after the pool is gone.
 
    Switches that take out one part of the protocol, and must fail:
      NO_GROWING    two workers may judge at the same time
+     NO_STARTING   two workers may start others at the same time
+     NO_SECOND     the one that starts them does not look at the limit again
      NO_WAIT       destroy does not wait for the workers inside
      SILENT_QUIT   nobody wakes an extra worker that has to quit
      NO_RECHECK    an extra worker does not look again before it sleeps
@@ -30,9 +34,9 @@
 #define GONE 4 /* the client is detached */
 #define WORK 5
 #define GROWING 6
-#define ADDRESSES 7
-#define RAISED 2
-#define ASKED 1 /* the owner's limit */
+#define STARTING 7
+#define ADDRESSES 8
+#define ASKED 3 /* the owner's limit; the first one is 0 */
 
 /* only ever changed by read-modify-writes: those inside of the client, sleepers, bells */
 byte inside, bell[2];
@@ -40,6 +44,14 @@ bool announced[2], asleep[2], taken[2], gone[2], set, served, returned, over;
 
 #define STORES_WAIT
 #include "tso.pml"
+
+/* extra workers for the limit; the owner's wants none */
+#define WANTED(p) (LOAD(p, LIMIT) == ASKED -> 0 : LOAD(p, LIMIT))
+#ifdef BLIND
+#define BLINDLY true
+#else
+#define BLINDLY false
+#endif
 
 inline ring(i) {
     if
@@ -93,7 +105,7 @@ proctype Extra(byte i) {
 
 proctype Judge(byte p) {
     byte at;
-    bool got, started;
+    bool got, raised, started;
     d_step { FENCED(p); inside++ };
     if
     :: LOAD(p, GONE) -> goto leaves
@@ -113,8 +125,32 @@ proctype Judge(byte p) {
 #ifndef BLIND
         :: LOAD(p, FIXED)
 #endif
-        :: !LOAD(p, FIXED) ->
-            store(p, LIMIT, RAISED);
+        :: !LOAD(p, FIXED) || BLINDLY ->
+            at = (LOAD(p, FIXED) -> 0 : LOAD(p, LIMIT));
+            store(p, LIMIT, at + 1);
+            raised = true
+        fi;
+        store(p, GROWING, 0)
+    :: else
+    fi;
+    do
+    :: !raised -> break
+    :: else ->
+        d_step {
+            FENCED(p);
+            got = mem[STARTING] == 0;
+#ifdef NO_STARTING
+            got = true;
+#endif
+            mem[STARTING] = 1
+        };
+        if
+        :: !got -> break
+        :: else
+        fi;
+        do
+        :: LOAD(p, EXTRAS) >= WANTED(p) -> break
+        :: else ->
             at = LOAD(p, EXTRAS);
             assert(!taken[at]);
             taken[at] = true;
@@ -128,16 +164,23 @@ proctype Judge(byte p) {
             store(p, EXTRAS, at + 1);
 #endif
             started = true
-#ifdef BLIND
-        :: LOAD(p, FIXED) -> store(p, LIMIT, RAISED)
+        od;
+        skip;
+        d_step { FENCED(p); mem[STARTING] = 0 };
+#ifdef NO_SECOND
+        break;
 #endif
-        fi;
-        store(p, GROWING, 0);
+        if
+        :: LOAD(p, EXTRAS) >= WANTED(p) -> break
+        :: else
+        fi
+    od;
 #ifndef LATE_COUNT
-        look(p)
-#endif
+    if
+    :: started -> look(p)
     :: else
     fi;
+#endif
     if
     :: started -> served /* by another call */
     :: else
@@ -162,7 +205,6 @@ inline sets() {
 proctype Owner() {
     if
     :: sets(); store(OWNER, WORK, 1)
-    :: store(OWNER, WORK, 1); sets()
     :: store(OWNER, WORK, 1)
     fi;
     look(OWNER);
@@ -197,6 +239,6 @@ init {
     assert(returned);
     assert(inside == 0);
     assert((!taken[0] || gone[0]) && (!taken[1] || gone[1]));
-    over = !set || mem[LIMIT] == ASKED;
+    over = (set -> mem[LIMIT] == ASKED : mem[EXTRAS] == mem[LIMIT]);
     assert(over)
 }
