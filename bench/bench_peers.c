@@ -9,6 +9,8 @@
    all sides in turns, each of C in a process of its own. A side whose run had other programs on
    more than 6 % of the processors is run again, up to twice; what is left is marked.
 
+   io_default, io_best  calls that sleep 10 ms and then compute 0.2 ms, items of 4 KB, batches of
+                   32, steps of 5 ms: see below
    jpeg            a folder of JPEGs of 500 x 375: read, decode, resize to 224 x 224, batches of 32;
                    the consumer computes 5 ms for each
    files           64,000 files of 4 KB, batches of 32; the consumer only takes
@@ -20,6 +22,14 @@
    tail            1 % of the items take 50 times as long, in order, batches of 32
    npz_stored, npz_deflated  arrays of 1.5 MB out of .npz files; each side by the reader it has
    `make bench-peers` also runs the rows frames_missed_default of bench_frames.c.
+
+   io_default: each side with its own default. Ours: nothing written but .concurrency = SPDL_ALL
+   and SPDL_SINK(3). Pool by hand, oneTBB, OpenMP: a thread for each processor. std::async: a thread
+   for each item, 64 in flight. PyTorch: num_workers=0, no process. SPDL: concurrency=1, sink of 3;
+   build has no default of num_threads, here a thread for each processor. Grain: ReadOptions(), 16
+   threads. io_best: 64 threads or processes for every side, ours with 64 and 64 written, and once
+   more with nothing written. In both rows a std::async is an item, Grain reads items and makes
+   batches of them, and the first third of a run, in which ours gets its threads, is not timed.
 
    A rate is that between two batches, a window behind the first and a window before the last: then
    all have as much ready as they will. ratio: how many times as fast as this side the fastest of
@@ -48,6 +58,8 @@ enum { MAX_SIDES = 20, LEAST_BATCHES = 16, MAX_SLOTS = 64, ROUNDS = 11, QUICK_RO
 
 /* Of the sides: which rows they take part in. */
 enum { C_SIDES = 1, PYTHON = 2, SLOW = 4, HTTP = 8, SOLE = 16, POLITE = 32, ONE_CALL = 64 };
+enum { BARE = 128 }; /* nothing written */
+enum { OWN = -1 };   /* workers: the default of each side */
 
 typedef struct job {
     const char *name, *unit;
@@ -62,6 +74,9 @@ typedef struct job {
 
 #define NPZ_SIDES (C_SIDES | PYTHON | SOLE)
 static const job jobs[] = {
+    { "io_default", "item/s", PEER_IO, 32, 64, 10000, OWN, 5, 1, false, 32768, C_SIDES | PYTHON },
+    { "io_best", "item/s", PEER_IO, 32, 128, 10000, 64, 5, 1, false, 32768,
+      C_SIDES | PYTHON | BARE },
     { "jpeg", "img/s", PEER_JPEG, 32, 128, 0, 0, 5, 1, false, 4096,
       C_SIDES | PYTHON | SOLE | ONE_CALL },
     { "files", "files/s", PEER_FILE, 32, 128, 0, 0, 0, 0, false, PEER_FILES,
@@ -99,7 +114,7 @@ struct side {
     side_fn run;    /* NULL: Python's */
     const pipe_peer *peer;
     int python;   /* which */
-    bool variant; /* polite; blocking; a batch in one call */
+    bool variant; /* polite; blocking; a batch in one call; nothing written */
     uint64_t items;
     double values[BENCH_MAX_ROUNDS];
     outcome got[BENCH_MAX_ROUNDS];
@@ -130,6 +145,12 @@ static int step_threads(const job *j) { return j->step_threads < 0 ? cores() : j
 
 static uint64_t items_of_batch(const job *j) { return (uint64_t)j->batch; }
 static uint64_t slots_of(const job *j) { return (uint64_t)(j->window / j->batch); }
+
+/* The first batch that is timed, of so many. */
+static uint64_t timed_from(const job *j, uint64_t batches) {
+    const uint64_t slots = slots_of(j);
+    return slots + (j->kind == PEER_IO ? (batches - 2 * slots) / 3 : 0);
+}
 
 static void make(uint64_t number, void *item) {
     if (!peer_make(number, item)) bench_fail("item %llu was not made", (unsigned long long)number);
@@ -170,12 +191,13 @@ static void run_rows(spdl_pipeline *p, size_t bytes) {
 }
 
 static void run_ours(const side *s, const job *j, uint64_t items) {
-    const int sink = j->long_window ? 1 : (j->window - j->batch) / j->batch;
+    const bool bare = j->workers == OWN || (s->variant && (j->sides & BARE) != 0);
+    const int sink = bare ? 3 : j->long_window ? 1 : (j->window - j->batch) / j->batch;
     spdl_stage pipe = SPDL_PIPE(make_item, .concurrency = SPDL_ALL, .item_bytes = item_size);
-    spdl_pipeline_desc desc = { .workers = j->workers };
+    spdl_pipeline_desc desc = { .workers = bare ? 0 : j->workers };
     spdl_pipeline *p;
     desc.policy.polite = s->variant && (j->sides & POLITE) != 0;
-    if (j->workers > 0) pipe.concurrency = j->workers;
+    if (desc.workers > 0) pipe.concurrency = desc.workers;
     if (j->long_window) pipe.buffer_size = j->window;
     if (j->batch == 1) {
         BENCH_CHECK(spdl_pipeline_create(&p, &desc,
@@ -455,7 +477,7 @@ static void run_peer(const side *s, const job *j, uint64_t items) {
                        .workers = workers_of(j),
                        .buffer_size = j->window / 2,
                        .live = j->window,
-                       .batch = j->batch,
+                       .batch = j->kind == PEER_IO ? 1 : j->batch,
                        .pulled = true,
                        .ctx = &f,
                        .feed = flow_feed,
@@ -479,6 +501,7 @@ static void run_peer(const side *s, const job *j, uint64_t items) {
 
 static side sides[MAX_SIDES] = {
     { .name = "spdl.h", .parts = 0, .run = run_ours_of },
+    { .name = "spdl.h, nothing written", .parts = BARE, .run = run_ours_of, .variant = true },
     { .name = "spdl.h, polite", .parts = POLITE, .run = run_ours_of, .variant = true },
     { .name = "spdl.h, a batch a call", .parts = ONE_CALL, .run = run_ours_batches },
 #if PEER_CURL
@@ -590,7 +613,7 @@ static run_figures run_here(const side *s, const job *j, uint64_t items) {
     run_figures t = { 0 };
     memset(&got, 0, sizeof got);
     got.job = j;
-    got.from = slots_of(j);
+    got.from = timed_from(j, items / items_of_batch(j));
     got.to = items / items_of_batch(j) - 1 - slots_of(j);
     got.begun = bench_ns();
     s->run(s, j, items);
@@ -629,7 +652,8 @@ static bool run_python(side *s, const job *j, uint64_t items, run_figures *t) {
     char what[700], answer[512];
     unsigned long long sum;
     snprintf(what, sizeof what, "%d:%d:%d:%d:%d:%d:%g:%d:%d:%s", j->kind, j->late_us, server.port,
-             j->batch, workers_of(j), j->window, j->step_ms, step_threads(j), s->variant, FOLDER);
+             j->batch, j->workers == OWN ? 0 : workers_of(j), j->window, j->step_ms,
+             step_threads(j), s->variant, FOLDER);
     memset(t, 0, sizeof *t);
     if (!peer_python_ask(&python[s->python], libraries[s->python], (int)items, what, answer,
                          sizeof answer)) {
@@ -674,7 +698,8 @@ static bool run_side(side *s, const job *j, outcome *o) {
     o->others = bench_others(&since) - t.extra_ns / ((double)(bench_ns() - since.ns) * all);
     if (o->others < 0) o->others = 0;
     if (s->run != run_alone && t.sum != sums[batches - 1]) bench_fail("%s: wrong items", s->name);
-    o->rate = (double)(batches - 1 - 2 * slots_of(j)) * (steps ? 1 : j->batch) * 1e9 / t.span_ns;
+    o->rate = (double)(batches - 1 - slots_of(j) - timed_from(j, batches)) *
+              (steps ? 1 : j->batch) * 1e9 / t.span_ns;
     o->cpu_us =
         (t.cpu_ns - (double)batches * j->step_ms * 1e6 * step_threads(j)) * 1e-3 / (double)items;
     o->peak_mb = t.mb;
@@ -684,12 +709,14 @@ static bool run_side(side *s, const job *j, outcome *o) {
 
 /* How many items a run needs. */
 static void calibrate(side *s, const job *j) {
-    const double run_ns = bench_opt.quick ? 350e6 : 1000e6;
+    const double run_ns = (bench_opt.quick ? 350e6 : 1000e6) * (j->kind == PEER_IO ? 3 : 1);
     const uint64_t batch = items_of_batch(j), most = j->most / batch;
     const uint64_t slots = slots_of(j);
-    const uint64_t least = 2 * slots + (3 * slots > LEAST_BATCHES ? 3 * slots : LEAST_BATCHES);
-    uint64_t batches = least;
+    uint64_t least = 2 * slots + (3 * slots > LEAST_BATCHES ? 3 * slots : LEAST_BATCHES);
+    uint64_t batches;
     outcome o;
+    if (j->workers == OWN) least = 4 * slots; /* some make 95 items a second */
+    batches = least;
     for (;;) {
         s->items = batches * batch;
         if (!run_side(s, j, &o)) {

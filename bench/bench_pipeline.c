@@ -61,6 +61,14 @@
    niced_stall_us     a trainer with a core of its own takes an item every millisecond; the workers,
                       nice 19, share the other core with a loop that never ends, so that they are
                       stopped in the middle of what they do: the longest call of next
+   io_*               a stage that sleeps 10 ms and then computes 0.2 ms, batches of 32, steps of
+                      5 ms that compute: items a second. The first third of a run, in which ours
+                      starts threads, is not timed
+   io_default         nothing written but SPDL_ALL, against 64 and 64 (.concurrency and .workers)
+   io_one_number      .concurrency = 64 alone, against 64 and 64
+   io_best            64 and 64, against the pool by hand and oneTBB with 64 threads
+   io_computes        a stage of 100 us that does not sleep, no steps: nothing written but SPDL_ALL,
+                      against workers = cores
    vs_spdl_noop3      pull3_ordered against SPDL of PyPI, with the same workers and concurrency
    vs_torch_noop      the same against a DataLoader of PyTorch with as many worker processes
    inline_ns          three stages with SPDL_INLINE: per item and call (a source and three stages)
@@ -916,6 +924,90 @@ static void rows_beside(bool crowded) {
     }
 }
 
+/* ---- calls that sleep ---- */
+
+enum { IO_BATCH = 32, IO_CALLS = 64 };
+
+/* What is written: ours, by io_open. */
+static const pipe_peer io_nothing = { "nothing", NULL, NULL, NULL, NULL, NULL };
+static const pipe_peer io_one = { "one number", NULL, NULL, NULL, NULL, NULL };
+static const pipe_peer io_both = { "64 and 64", NULL, NULL, NULL, NULL, NULL };
+static const pipe_peer io_cores = { "workers = cores", NULL, NULL, NULL, NULL, NULL };
+
+static void *io_open(const pipe_peer *what, flow *f) {
+    spdl_stage pipe = SPDL_PIPE(work, .ctx = f, .concurrency = SPDL_ALL);
+    spdl_pipeline_desc desc = { .workers = 0 };
+    spdl_pipeline *p;
+    if (what == &io_one || what == &io_both) pipe.concurrency = IO_CALLS;
+    if (what == &io_both) desc.workers = IO_CALLS;
+    if (what == &io_cores) desc.workers = all_workers();
+    BENCH_CHECK(spdl_pipeline_create(&p, &desc,
+                                     SPDL_STAGES(SPDL_SOURCE(feed, .ctx = f), pipe,
+                                                 SPDL_BATCH(IO_BATCH), SPDL_SINK(3))) == SPDL_OK);
+    return p;
+}
+
+static outcome run_io(const pipe_peer *peer, const shape *is) {
+    const bool theirs = peer->run != NULL;
+    const uint64_t batches = is->items / IO_BATCH, from = batches / 3;
+    outcome got = nothing;
+    uint64_t start = 0, i, k;
+    void *line, *item;
+    flow f;
+    flow_open(&f, is);
+    line = theirs ? line_open(peer, &f.spec) : io_open(peer, &f);
+    for (i = 0; i < batches; ++i) {
+        for (k = 0; theirs && k < IO_BATCH; ++k) trainer_takes(&f, peer, line);
+        if (!theirs) {
+            BENCH_CHECK(ours_next(line, &item));
+            trainer_takes_batch(&f, (spdl_batch *)item);
+        }
+        if (i == from) start = bench_ns();
+        work_turns(f.trainer_turns);
+    }
+    got.ns = (double)(bench_ns() - start) / (double)((batches - from) * IO_BATCH);
+    if (theirs) line_close(peer, line);
+    else ours_close(line);
+    flow_check(&f);
+    flow_close(&f);
+    return got;
+}
+
+/* `rival` NULL: the peers. */
+static void row_io(const char *name, const pipe_peer *us, const pipe_peer *rival, const shape *is,
+                   double goal_ratio) {
+    const view v = { { name, "item/s", "", true, 0, false, goal_ratio },
+                     as_rate,
+                     { rival != NULL ? rival->name : "condvar pool", "oneTBB pipeline" } };
+    static side sides[MAX_PEERS + 1];
+    int count = 0, i;
+    if (!bench_wanted(name)) return;
+    side_open(&sides[count++], us, is, 0);
+    if (rival != NULL) side_open(&sides[count++], rival, is, 0);
+    for (i = 0; rival == NULL && i < peer_count; ++i)
+        if (is_rival(&v, peers[i])) side_open(&sides[count++], peers[i], is, 0);
+    sides_run(sides, count, run_io, bench_rounds(8));
+    view_print(&v, sides, count);
+}
+
+static void rows_io(void) {
+    shape is = to_trainer(1, IO_CALLS, false);
+    is.workers = IO_CALLS;
+    is.concurrency = IO_CALLS;
+    is.live = 4 * IO_CALLS;
+    is.work = WORK_IO;
+    is.work_us = 200;
+    is.trainer_us = 5000;
+    is.items = bench_opt.quick ? 4096 : 8192;
+    row_io("io_default", &io_nothing, &io_both, &is, 0.9);
+    row_io("io_one_number", &io_one, &io_both, &is, 0.97);
+    row_io("io_best", &io_both, NULL, &is, 0);
+    is.work = WORK_EVEN;
+    is.work_us = 100;
+    is.trainer_us = 0;
+    row_io("io_computes", &io_nothing, &io_cores, &is, 0.98);
+}
+
 /* ---- two pipelines ---- */
 
 /* The sides: names alone, run_turns does what they say. */
@@ -1635,6 +1727,7 @@ int main(int argc, char **argv) {
     bench_start("pipeline", argc, argv);
     head_print();
     peers_load(argv[0]);
+    rows_io();
     rows_users();
     rows_noop();
     rows_pull();

@@ -7,7 +7,8 @@ nanoseconds of CPU time since the last answer; the sum. One that begins with ! i
 be done. The first line tells the version, or - for none.
 
 An item is made by peer_work.so, in C and without Python's lock, into an array; CALL 1 makes a whole
-batch in one call of the loader. .npz files are read by the loader's own reader, or by NumPy.
+batch in one call of the loader. WORKERS 0: the default of the library. .npz files are read by the
+loader's own reader, or by NumPy.
 """
 
 import ctypes
@@ -19,8 +20,9 @@ import time
 import warnings
 
 LIBRARY = os.path.join(os.path.dirname(__file__), "../build/bench/peer_work.so")
-STORED, DEFLATED = 5, 6  # of peer_kind
+STORED, DEFLATED, IO = 5, 6, 7  # of peer_kind
 SHARDS, SHAPE = 16, (128, 64, 64, 3)
+CORES = max(len(os.sched_getaffinity(0)), 2)
 
 work = ctypes.CDLL(LIBRARY)
 work.peer_item_bytes.restype = ctypes.c_size_t
@@ -73,13 +75,15 @@ def torch_batches(job):
         def __getitem__(self, number):
             return torch.from_numpy(job.make(number))
 
-    ahead = max(job.window // (job.batch * job.workers), 1)
+    written = {}
+    if job.workers > 0:
+        ahead = max(job.window // (job.batch * job.workers), 1)
+        written = {"num_workers": job.workers, "prefetch_factor": ahead}
     loader = torch.utils.data.DataLoader(
-        Dataset(), batch_size=None if job.whole else job.batch, num_workers=job.workers,
-        prefetch_factor=ahead)
+        Dataset(), batch_size=None if job.whole else job.batch, **written)
     iterator = iter(loader)
-    return ((batch.data_ptr(), batch.nbytes, batch) for batch in iterator), \
-        iterator._shutdown_workers
+    end = iterator._shutdown_workers if job.workers > 0 else lambda: None
+    return ((batch.data_ptr(), batch.nbytes, batch) for batch in iterator), end
 
 
 def arrays_of(iterator):
@@ -99,11 +103,11 @@ def spdl_batches(job):
                 return spdl.io.load_npz(file.read())["images"]
 
     builder = PipelineBuilder().add_source(range(job.calls)).pipe(
-        make, concurrency=job.workers, output_order="input")
+        make, concurrency=job.workers or 1, output_order="input")
     if not job.whole:
         builder = builder.aggregate(job.batch).pipe(numpy.stack)
-    ahead = max(job.window // job.batch, 1)
-    pipeline = builder.add_sink(ahead).build(num_threads=job.workers)
+    sink = builder.add_sink(max(job.window // job.batch, 1)) if job.workers else builder.add_sink()
+    pipeline = sink.build(num_threads=job.workers or CORES)
 
     def batches():
         with pipeline.auto_stop():
@@ -116,6 +120,11 @@ def grain_batches(job):
     import grain
 
     data = grain.MapDataset.range(job.calls).map(job.make)
+    if job.kind == IO:
+        options = grain.ReadOptions()
+        if job.workers > 0:
+            options = grain.ReadOptions(num_threads=job.workers, prefetch_buffer_size=job.window)
+        return arrays_of(iter(data.to_iter_dataset(options).batch(job.batch))), lambda: None
     if not job.whole:
         data = data.batch(job.batch)
     ahead = max(job.window // job.batch, 1)
@@ -164,9 +173,10 @@ def run(library, job):
     total, begun, cpu, mb = 0, time.perf_counter_ns(), cpu_ns(), 0
     batches, end = BATCHES[library](job)
     count, slots = job.items // job.batch, job.window // job.batch
+    since = slots + ((count - 2 * slots) // 3 if job.kind == IO else 0)
     at_batch = {}  # when it came
     for number, (at, size, batch) in enumerate(batches):
-        if number in (0, slots, count - 1 - slots):
+        if number in (0, since, count - 1 - slots):
             at_batch[number] = time.perf_counter_ns()
         total = work.peer_take(total, at, size)
         work.peer_step(job.step_ms, job.step_threads)
@@ -175,7 +185,7 @@ def run(library, job):
         del batch
     mb = max(mb, megabytes())
     end()
-    span = at_batch[count - 1 - slots] - at_batch[slots]
+    span = at_batch[count - 1 - slots] - at_batch[since]
     return at_batch[0] - begun, span, cpu_ns() - cpu, mb, total
 
 

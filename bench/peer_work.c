@@ -39,6 +39,8 @@ enum {
     TOKENS = 4 * 1024,
     ALL_TOKENS = 32 << 20,
     TAIL_US = 200,
+    IO_US = 200,
+    IO_BYTES = 4096,
     TAIL_SLOW = 50,
     TAIL_EACH = 100,
     NPZ_HEAD = 128
@@ -54,7 +56,7 @@ static struct {
 static const size_t item_bytes[PEER_KINDS] = { SIDE * SIDE * 3,  PEER_FILE_BYTES,
                                                (TOKENS + 1) * 4, 64,
                                                PEER_PAGE_BYTES,  PEER_ARRAY_BYTES,
-                                               PEER_ARRAY_BYTES, 64 };
+                                               PEER_ARRAY_BYTES, IO_BYTES };
 
 size_t peer_item_bytes(void) { return item_bytes[with.kind]; }
 
@@ -400,6 +402,7 @@ int peer_make(uint64_t number, void *item) {
     if (with.kind == PEER_HTTP) return make_page(number, item);
     if (with.kind == PEER_TAIL) return make_tail(number, item);
     late();
+    if (with.kind == PEER_IO) compute(IO_US * 1e-3);
     return peer_remake(number, item);
 }
 

@@ -15,7 +15,7 @@ typedef enum peer_kind {
     PEER_HTTP,     /* gets 8 KB from the server of the bench */
     PEER_STORED,   /* reads an array of 1.5 MB out of an .npz */
     PEER_DEFLATED, /* the same, deflated */
-    PEER_NOTHING,
+    PEER_IO,       /* sleeps, then computes 0.2 ms and makes 4 KB */
     PEER_KINDS
 } peer_kind;
 

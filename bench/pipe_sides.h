@@ -23,6 +23,7 @@ typedef enum work_kind {
     WORK_TAIL,
     WORK_STEP, /* as even, and counted */
     WORK_NAP,
+    WORK_IO, /* sleeps 10 ms, then computes */
     WORK_JPEG
 } work_kind;
 
@@ -200,6 +201,11 @@ static void *work_nap(void *ctx, void *item) {
     return item;
 }
 
+static void *work_io(void *ctx, void *item) {
+    bench_sleep_ms(10);
+    return work_loop(ctx, item);
+}
+
 static void *work_jpeg(void *ctx, void *item) {
     const slot *in = (const slot *)item;
     image *out = (image *)malloc(sizeof *out);
@@ -233,7 +239,8 @@ static void sink_item(void *ctx, void *item) {
 
 static void flow_open(flow *f, const shape *is) {
     static void *(*const works[])(void *, void *) = { work_none, work_loop, work_loop, work_loop,
-                                                      work_step, work_nap,  work_jpeg };
+                                                      work_step, work_nap,  work_io,
+                                                      work_jpeg };
     pipe_spec *spec = &f->spec;
     uint64_t i;
     memset(f, 0, sizeof *f);
