@@ -7243,23 +7243,22 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
     return NULL;
 }
 
-/* --- memory of freed items --- */
-
-/* Keeps freed blocks for later items of the row. malloc returns large ones to the system, and each
-   page of the next one costs a fault. Lives as long as the pipeline and every block. */
-#define SPDL__REUSE_LEAST 32768 /* bytes of a block that is kept */
-#define SPDL__REUSE_HEAD 64     /* bytes before its memory, and its alignment */
-#define SPDL__REUSE_MOST 255    /* blocks */
-#define SPDL__LOAD_HUGE 4194304 /* least bytes for huge pages */
+/* Keeps large blocks for later items of the row. malloc returns them to the system, and each new
+   page costs a fault. Lives as long as the pipeline and these blocks: an item frees its large block
+   last. An item without one has `allocator`. */
+#define SPDL__LARGE 32768   /* bytes */
+#define SPDL__REUSE_HEAD 64 /* bytes before the memory: its alignment */
+#define SPDL__REUSE_MOST 255
+#define SPDL__LOAD_HUGE 4194304 /* bytes for huge pages */
 
 typedef struct spdl__reuse {
     spdl_allocator allocator, own; /* of the desc; the functions below */
     uint64_t references; /* any thread: the pipeline, and each block in use */
-    uint64_t used;       /* any thread: bytes in use, of large blocks */
+    uint64_t used;       /* any thread: their bytes */
     uint32_t lock;
     spdl__os_event parked;
     /* under the lock */
-    size_t count, limit;  /* of `kept`; the limit is 0 after destroy */
+    size_t count, limit;  /* of `kept`; destroy: limit 0 */
     uint64_t bytes, most; /* of `kept`; largest `used` */
     size_t *kept[SPDL__REUSE_MOST + 1]; /* the oldest first; each begins with its bytes */
 } spdl__reuse;
@@ -7272,8 +7271,7 @@ SPDL__PRIVATE size_t *spdl__reuse_take(spdl__reuse *r, size_t index) {
     return block;
 }
 
-/* Unlocks. Frees the oldest while too many are kept, or more bytes, with those in use and `more`,
-   than were in use at once. */
+/* Unlocks. Frees the oldest that are too many, or with those in use and `more` above `most`. */
 SPDL__PRIVATE void spdl__reuse_unlock(spdl__reuse *r, size_t more) {
     while (r->count > r->limit ||
            (r->count > 0 && r->bytes + spdl__load_relaxed(&r->used) + more > r->most)) {
@@ -7288,43 +7286,42 @@ SPDL__PRIVATE void spdl__reuse_unlock(spdl__reuse *r, size_t more) {
 /* A kept block of at most twice the bytes, or a new one. */
 SPDL__PRIVATE void *spdl__reuse_alloc(size_t bytes, size_t align, void *user) {
     spdl__reuse *r = (spdl__reuse *)user;
-    const size_t head = bytes < SPDL__REUSE_LEAST ? 0 : SPDL__REUSE_HEAD, need = head + bytes;
+    const size_t need = bytes + SPDL__REUSE_HEAD;
     size_t *block = NULL, i;
-    if (head > 0) {
-        spdl__lock(&r->lock, &r->parked);
-        for (i = r->count; block == NULL && i-- > 0;)
-            if (*r->kept[i] >= need && *r->kept[i] / 2 <= need) block = spdl__reuse_take(r, i);
-        spdl__reuse_unlock(r, block == NULL ? need : 0);
-    }
+    if (bytes < SPDL__LARGE) return spdl__alloc(&r->allocator, bytes, align);
+    spdl__lock(&r->lock, &r->parked);
+    for (i = r->count; block == NULL && i-- > 0;)
+        if (*r->kept[i] >= need && *r->kept[i] / 2 <= need) block = spdl__reuse_take(r, i);
+    spdl__reuse_unlock(r, block == NULL ? need : 0);
     if (block == NULL) {
         block = (size_t *)spdl__alloc(&r->allocator, need, align);
         if (block == NULL) return NULL;
         if (need >= SPDL__LOAD_HUGE && r->allocator.alloc_fn == NULL)
             spdl__os_huge_pages(block, need);
-        if (head > 0) *block = need;
+        *block = need;
     }
-    if (head > 0) spdl__add(&r->used, *block);
+    spdl__add(&r->used, *block);
     spdl__add(&r->references, 1);
-    return (char *)block + head;
+    return (char *)block + SPDL__REUSE_HEAD;
 }
 
-/* NULL: of the pipeline. */
+/* NULL: the pipeline. */
 SPDL__PRIVATE void spdl__reuse_free(void *memory, size_t bytes, void *user) {
     spdl__reuse *r = (spdl__reuse *)user;
     const spdl_allocator allocator = r->allocator;
-    if (memory != NULL && bytes < SPDL__REUSE_LEAST) {
+    if (bytes < SPDL__LARGE) {
         spdl__free(&allocator, memory, bytes);
-    } else {
-        spdl__lock(&r->lock, &r->parked);
-        if (memory == NULL) r->limit = 0;
-        else {
-            size_t *block = (size_t *)memory - SPDL__REUSE_HEAD / sizeof(*block);
-            r->most = spdl__max(r->most, spdl__sub(&r->used, *block));
-            r->bytes += *block;
-            r->kept[r->count++] = block;
-        }
-        spdl__reuse_unlock(r, 0);
+        return;
     }
+    spdl__lock(&r->lock, &r->parked);
+    if (memory == NULL) r->limit = 0;
+    else {
+        size_t *block = (size_t *)memory - SPDL__REUSE_HEAD / sizeof(*block);
+        r->most = spdl__max(r->most, spdl__sub(&r->used, *block));
+        r->bytes += *block;
+        r->kept[r->count++] = block;
+    }
+    spdl__reuse_unlock(r, 0);
     if (spdl__sub(&r->references, 1) != 1) return;
     spdl__os_event_fini(&r->parked);
     spdl__free(&allocator, r, sizeof(*r));
@@ -11870,7 +11867,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__thrown_drop(&node->thrown);
         if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
         if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
-        if (node->reuse != NULL) spdl__reuse_free(NULL, 0, node->reuse);
+        if (node->reuse != NULL) spdl__reuse_free(NULL, SIZE_MAX, node->reuse);
         spdl__free(&allocator, node->out.slot, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->out.failures,
                    (size_t)(node->out.mask + 1) * sizeof(spdl_error));
@@ -12570,7 +12567,7 @@ SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *
     return alive;
 }
 
-/* SPDL_READ, SPDL_NPZ. SPDL_DEBUG keeps none, for sanitizers. */
+/* SPDL_DEBUG keeps none, for sanitizers. */
 SPDL__COLD bool spdl__node_reuse(spdl__node *node, size_t alive) {
     const spdl_function *fn = node->row.fn;
     spdl_allocator allocator = { NULL, NULL, NULL };
@@ -12580,7 +12577,7 @@ SPDL__COLD bool spdl__node_reuse(spdl__node *node, size_t alive) {
     if (fn == &spdl__own_rows[7] && node->row.ctx != NULL)
         allocator = ((const spdl_npz_desc *)node->row.ctx)->allocator;
 #endif
-    if (spdl__allocator_check(&allocator, "", NULL) != SPDL_OK) return true; /* its calls fail */
+    if (spdl__allocator_check(&allocator, "", NULL) != SPDL_OK) return true; /* calls fail */
     r = SPDL__NEW(&allocator, spdl__reuse, 1);
     if (r == NULL || !spdl__os_event_init(&r->parked)) {
         spdl__free(&allocator, r, sizeof(*r));
@@ -20952,14 +20949,13 @@ SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dt
 }
 
 SPDL_API void spdl_npz_bundle_free(void *bundle) {
-    spdl_npz_bundle *freed = (spdl_npz_bundle *)bundle;
-    spdl_allocator allocator;
-    if (freed == NULL) return;
-    allocator = freed->allocator;
-    if (freed->mapped_ > SPDL__NPZ_SMALL_FILE)
-        spdl__os_file_unmap(freed->mapping_, freed->mapped_);
-    else spdl__free(&allocator, SPDL__UNCONST(freed->mapping_), (size_t)freed->mapped_);
-    spdl__free(&allocator, freed, freed->bytes);
+    spdl_npz_bundle was;
+    if (bundle == NULL) return;
+    was = *(spdl_npz_bundle *)bundle;
+    if (was.bytes < was.mapped_) spdl__free(&was.allocator, bundle, was.bytes);
+    if (was.mapped_ > SPDL__NPZ_SMALL_FILE) spdl__os_file_unmap(was.mapping_, was.mapped_);
+    else spdl__free(&was.allocator, SPDL__UNCONST(was.mapping_), (size_t)was.mapped_);
+    if (was.bytes >= was.mapped_) spdl__free(&was.allocator, bundle, was.bytes);
 }
 
 SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out) {
@@ -20974,8 +20970,10 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     desc.error = &error;
     result = spdl_npz_load(&bundle, (const char *)in, &desc);
     *out = bundle;
-    if (result == SPDL_OK) return SPDL_OK;
-    (void)spdl__task_fail(task, "%s", error.text);
+    if (result != SPDL_OK) (void)spdl__task_fail(task, "%s", error.text);
+    else if (bundle->bytes < SPDL__LARGE &&
+             (bundle->mapped_ < SPDL__LARGE || bundle->mapped_ > SPDL__NPZ_SMALL_FILE))
+        bundle->allocator = task->node->reuse->allocator;
     return result;
 }
 
@@ -21815,7 +21813,7 @@ SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out)
                                    "more than 2^30 bytes");
     if (result == SPDL_OK)
         result = spdl__reader_record(
-            &reader, reader.bytes < SPDL__REUSE_LEAST ? &reuse->allocator : &reuse->own,
+            &reader, reader.bytes < SPDL__LARGE ? &reuse->allocator : &reuse->own,
             reader.path, 0, reader.bytes, &record);
     if (result == SPDL_OK) result = spdl__reader_ends(&reader);
     what = result == SPDL_OK ? spdl__foreign(record->data, record->bytes, false) : NULL;
