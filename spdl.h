@@ -2008,7 +2008,7 @@ SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, con
 SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dtype, int ndim,
                                      const uint64_t *shape, spdl_error *error);
 
-/* Frees a bundle with its arrays. */
+/* Frees a bundle with its arrays. SPDL_NPZ uses the memory again. */
 SPDL_API void spdl_npz_bundle_free(void *bundle);
 
 /* A pipe that takes a path (char, a C string) and makes a spdl_npz_bundle, as spdl_npz_load does.
@@ -2127,7 +2127,7 @@ typedef struct spdl_record {
     struct spdl_record *next; /* the next member of a sample (.group), or NULL */
 } spdl_record;
 
-/* Frees a record and the records after it. */
+/* Frees a record and the records after it. SPDL_READ uses the memory again. */
 SPDL_API void spdl_record_free(void *record);
 
 /* For SPDL_TAR and SPDL_LINES, which need 64 KB and memory for a record.
@@ -7246,6 +7246,90 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
     return NULL;
 }
 
+/* Keeps large blocks for later items of the row. malloc returns them to the system, and each new
+   page costs a fault. Lives as long as the pipeline and these blocks: an item frees its large block
+   last. An item without one has `allocator`. */
+#define SPDL__LARGE 32768   /* bytes */
+#define SPDL__REUSE_HEAD 64 /* bytes before the memory: its alignment */
+#define SPDL__REUSE_MOST 255
+#define SPDL__LOAD_HUGE 4194304 /* bytes for huge pages */
+
+typedef struct spdl__reuse {
+    spdl_allocator allocator, own; /* of the desc; the functions below */
+    uint64_t references; /* any thread: the pipeline, and each block in use */
+    uint64_t used;       /* any thread: their bytes */
+    uint32_t lock;
+    spdl__os_event parked;
+    /* under the lock */
+    size_t count, limit;  /* of `kept`; destroy: limit 0 */
+    uint64_t bytes, most; /* of `kept`; largest `used` */
+    size_t *kept[SPDL__REUSE_MOST + 1]; /* the oldest first; each begins with its bytes */
+} spdl__reuse;
+
+/* Under the lock. */
+SPDL__PRIVATE size_t *spdl__reuse_take(spdl__reuse *r, size_t index) {
+    size_t **at = &r->kept[index], *block = *at;
+    r->bytes -= *block;
+    memmove(at, at + 1, (--r->count - index) * sizeof(*at));
+    return block;
+}
+
+/* Unlocks. Frees the oldest that are too many, or with those in use and `more` above `most`. */
+SPDL__PRIVATE void spdl__reuse_unlock(spdl__reuse *r, size_t more) {
+    while (r->count > r->limit ||
+           (r->count > 0 && r->bytes + spdl__load_relaxed(&r->used) + more > r->most)) {
+        size_t *old = spdl__reuse_take(r, 0);
+        spdl__unlock(&r->lock, &r->parked);
+        spdl__free(&r->allocator, old, *old);
+        spdl__lock(&r->lock, &r->parked);
+    }
+    spdl__unlock(&r->lock, &r->parked);
+}
+
+/* A kept block of at most twice the bytes, or a new one. */
+SPDL__PRIVATE void *spdl__reuse_alloc(size_t bytes, size_t align, void *user) {
+    spdl__reuse *r = (spdl__reuse *)user;
+    const size_t need = bytes + SPDL__REUSE_HEAD;
+    size_t *block = NULL, i;
+    if (bytes < SPDL__LARGE) return spdl__alloc(&r->allocator, bytes, align);
+    spdl__lock(&r->lock, &r->parked);
+    for (i = r->count; block == NULL && i-- > 0;)
+        if (*r->kept[i] >= need && *r->kept[i] / 2 <= need) block = spdl__reuse_take(r, i);
+    spdl__reuse_unlock(r, block == NULL ? need : 0);
+    if (block == NULL) {
+        block = (size_t *)spdl__alloc(&r->allocator, need, align);
+        if (block == NULL) return NULL;
+        if (need >= SPDL__LOAD_HUGE && r->allocator.alloc_fn == NULL)
+            spdl__os_huge_pages(block, need);
+        *block = need;
+    }
+    spdl__add(&r->used, *block);
+    spdl__add(&r->references, 1);
+    return (char *)block + SPDL__REUSE_HEAD;
+}
+
+/* NULL: the pipeline. */
+SPDL__PRIVATE void spdl__reuse_free(void *memory, size_t bytes, void *user) {
+    spdl__reuse *r = (spdl__reuse *)user;
+    const spdl_allocator allocator = r->allocator;
+    if (bytes < SPDL__LARGE) {
+        spdl__free(&allocator, memory, bytes);
+        return;
+    }
+    spdl__lock(&r->lock, &r->parked);
+    if (memory == NULL) r->limit = 0;
+    else {
+        size_t *block = (size_t *)memory - SPDL__REUSE_HEAD / sizeof(*block);
+        r->most = spdl__max(r->most, spdl__sub(&r->used, *block));
+        r->bytes += *block;
+        r->kept[r->count++] = block;
+    }
+    spdl__reuse_unlock(r, 0);
+    if (spdl__sub(&r->references, 1) != 1) return;
+    spdl__os_event_fini(&r->parked);
+    spdl__free(&allocator, r, sizeof(*r));
+}
+
 /* ============================================================================================= */
 /* >>row-impl
    Rows (nodes), the calls of their functions (tasks) and the threads that run them.
@@ -7422,6 +7506,7 @@ typedef struct spdl__node {
     spdl__edge out;
     spdl__batch_pool *batches;
     spdl__batch_pool *buffers;
+    spdl__reuse *reuse;   /* or NULL */
     spdl__parked *parked; /* [most], or NULL */
     uint32_t *turns;      /* branch whose merge is in input order */
     uint64_t turns_mask;
@@ -11803,6 +11888,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__thrown_drop(&node->thrown);
         if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
         if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
+        if (node->reuse != NULL) spdl__reuse_free(NULL, SIZE_MAX, node->reuse);
         spdl__free(&allocator, node->out.slot, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->out.failures,
                    (size_t)(node->out.mask + 1) * sizeof(spdl_error));
@@ -12502,6 +12588,31 @@ SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *
     return alive;
 }
 
+/* SPDL_DEBUG keeps none, for sanitizers. */
+SPDL__COLD bool spdl__node_reuse(spdl__node *node, size_t alive) {
+    const spdl_function *fn = node->row.fn;
+    spdl_allocator allocator = { NULL, NULL, NULL };
+    spdl__reuse *r;
+    if (fn != &spdl__own_rows[4] && fn != &spdl__own_rows[7]) return true;
+#ifndef SPDL_NO_NPZ
+    if (fn == &spdl__own_rows[7] && node->row.ctx != NULL)
+        allocator = ((const spdl_npz_desc *)node->row.ctx)->allocator;
+#endif
+    if (spdl__allocator_check(&allocator, "", NULL) != SPDL_OK) return true; /* calls fail */
+    r = SPDL__NEW(&allocator, spdl__reuse, 1);
+    if (r == NULL || !spdl__os_event_init(&r->parked)) {
+        spdl__free(&allocator, r, sizeof(*r));
+        return false;
+    }
+    r->allocator = allocator;
+    r->own.alloc_fn = spdl__reuse_alloc;
+    r->own.free_fn = spdl__reuse_free;
+    r->own.user = node->reuse = r;
+    r->references = 1;
+    r->limit = SPDL__DEBUGS ? 0 : (size_t)spdl__min(alive, SPDL__REUSE_MOST);
+    return true;
+}
+
 SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const spdl_allocator *blocks = row->allocator != NULL ? row->allocator : &p->allocator;
@@ -12509,6 +12620,7 @@ SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const size_t alive = row->allocator != NULL ? SPDL__MAX_SPARE /* it keeps all */
                                                 : (size_t)spdl__node_blocks(p, node, true);
     int i;
+    if (!spdl__node_reuse(node, ahead)) return SPDL_E_NOMEM;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
         const size_t canary = SPDL__DEBUGS && row->allocator == NULL ? SPDL_CACHE_LINE : 0;
         node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive, canary);
@@ -20514,7 +20626,6 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 #define SPDL__LOAD_AHEAD 262144  /* bytes of a file to read at once, from */
 #define SPDL__LOAD_FEW 16        /* so many arrays on */
 #define SPDL__LOAD_LEND 65536    /* least bytes of a lent array */
-#define SPDL__LOAD_HUGE 4194304  /* least bytes for huge pages */
 
 typedef struct spdl__load_lane {
     bool busy;
@@ -20862,14 +20973,13 @@ SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dt
 }
 
 SPDL_API void spdl_npz_bundle_free(void *bundle) {
-    spdl_npz_bundle *freed = (spdl_npz_bundle *)bundle;
-    spdl_allocator allocator;
-    if (freed == NULL) return;
-    allocator = freed->allocator;
-    if (freed->mapped_ > SPDL__NPZ_SMALL_FILE)
-        spdl__os_file_unmap(freed->mapping_, freed->mapped_);
-    else spdl__free(&allocator, SPDL__UNCONST(freed->mapping_), (size_t)freed->mapped_);
-    spdl__free(&allocator, freed, freed->bytes);
+    spdl_npz_bundle was;
+    if (bundle == NULL) return;
+    was = *(spdl_npz_bundle *)bundle;
+    if (was.bytes < was.mapped_) spdl__free(&was.allocator, bundle, was.bytes);
+    if (was.mapped_ > SPDL__NPZ_SMALL_FILE) spdl__os_file_unmap(was.mapping_, was.mapped_);
+    else spdl__free(&was.allocator, SPDL__UNCONST(was.mapping_), (size_t)was.mapped_);
+    if (was.bytes >= was.mapped_) spdl__free(&was.allocator, bundle, was.bytes);
 }
 
 SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out) {
@@ -20880,11 +20990,14 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     spdl_result result;
     memset((void *)&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
+    if (task->node->reuse != NULL) desc.allocator = task->node->reuse->own;
     desc.error = &error;
     result = spdl_npz_load(&bundle, (const char *)in, &desc);
     *out = bundle;
-    if (result == SPDL_OK) return SPDL_OK;
-    (void)spdl__task_fail(task, "%s", error.text);
+    if (result != SPDL_OK) (void)spdl__task_fail(task, "%s", error.text);
+    else if (bundle->bytes < SPDL__LARGE &&
+             (bundle->mapped_ < SPDL__LARGE || bundle->mapped_ > SPDL__NPZ_SMALL_FILE))
+        bundle->allocator = task->node->reuse->allocator;
     return result;
 }
 
@@ -21711,7 +21824,7 @@ SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL__RECORDS_TAR, out)
 SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL__RECORDS_LINES, out))
 
 SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out) {
-    static const spdl_allocator by_malloc = { NULL, NULL, NULL };
+    const spdl__reuse *reuse = task->node->reuse;
     const char *what;
     spdl_record *record = NULL;
     spdl__reader reader;
@@ -21723,7 +21836,9 @@ SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out)
         result = spdl__reader_fail(&reader, SPDL_E_LIMIT, SPDL__RECORD_MOST,
                                    "more than 2^30 bytes");
     if (result == SPDL_OK)
-        result = spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes, &record);
+        result = spdl__reader_record(
+            &reader, reader.bytes < SPDL__LARGE ? &reuse->allocator : &reuse->own,
+            reader.path, 0, reader.bytes, &record);
     if (result == SPDL_OK) result = spdl__reader_ends(&reader);
     what = result == SPDL_OK ? spdl__foreign(record->data, record->bytes, false) : NULL;
     if (what != NULL) result = spdl__reader_fail(&reader, SPDL_E_FORMAT, 0, "%s", what);

@@ -719,6 +719,261 @@ static void default_memory_comes_back(void) {
     CHECK_EQ(default_mallocs, default_frees);
 }
 
+/* --- memory of freed items --- */
+
+enum { FILES = 4, READS = 200, LARGE = 1 << 15, FLIGHT = 12 };
+static char file_folder[100], file_path[FILES][120];
+static size_t file_bytes[FILES];
+
+/* Writes .npy files. Each byte of the data is the number of the file. */
+static void write_files(size_t first, size_t step) {
+    test_folder(file_folder, sizeof file_folder);
+    for (int i = 0; i < FILES; ++i) {
+        char head[128], text[100];
+        FILE *out;
+        file_bytes[i] = first + step * (size_t)i;
+        snprintf(text, sizeof text, "{'descr': '|u1', 'fortran_order': False, 'shape': (%lu,), }",
+                 (unsigned long)file_bytes[i]);
+        memset(head, ' ', sizeof head);
+        memcpy(head, "\x93NUMPY\x01\0v", 10);
+        memcpy(head + 10, text, strlen(text));
+        snprintf(file_path[i], sizeof file_path[i], "%s/%d.npy", file_folder, i);
+        REQUIRE((out = fopen(file_path[i], "wb")) != NULL);
+        REQUIRE(fwrite(head, 1, 128, out) == 128);
+        for (size_t k = 0; k < file_bytes[i]; ++k) putc(i, out);
+        REQUIRE(fclose(out) == 0);
+    }
+}
+
+SPDL_FN(path_of_file, spdl_index, char) {
+    (void)task;
+    *out = file_path[in->index % FILES];
+    return SPDL_OK;
+}
+
+/* An allocator that counts large blocks, too. */
+typedef struct large_counting {
+    counting all;
+    int made, there; /* atomic */
+} large_counting;
+
+static void *large_alloc(size_t bytes, size_t align, void *user) {
+    large_counting *c = (large_counting *)user;
+    void *memory = counting_alloc(bytes, align, &c->all);
+    if (memory == NULL || bytes < LARGE) return memory;
+    __atomic_fetch_add(&c->made, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&c->there, 1, __ATOMIC_RELAXED);
+    return memory;
+}
+
+static void large_free(void *memory, size_t bytes, void *user) {
+    large_counting *c = (large_counting *)user;
+    if (bytes >= LARGE) __atomic_fetch_sub(&c->there, 1, __ATOMIC_RELAXED);
+    counting_free(memory, bytes, &c->all);
+}
+
+static void log_nothing(spdl_log_level level, const char *text, void *user) {
+    (void)level, (void)text, (void)user;
+}
+
+/* The desc must outlive the pipeline. At once in use are about 2 calls, 4 results and 1 bundle. */
+static spdl_result start_files(spdl_pipeline **p, int workers, uint64_t reads,
+                               spdl_npz_desc *npz, large_counting *c, int fail_at) {
+    spdl_error error = { 0 };
+    spdl_pipeline_desc desc = { 0 };
+    memset(npz, 0, sizeof *npz);
+    memset(c, 0, sizeof *c);
+    c->all.fail_at = fail_at;
+    npz->allocator.alloc_fn = large_alloc;
+    npz->allocator.free_fn = large_free;
+    npz->allocator.user = c;
+    desc.workers = TEST_WORKERS(workers);
+    desc.allocator = allocator_of(&c->all);
+    desc.error = &error;
+    desc.logger.log_fn = log_nothing;
+    return spdl_pipeline_create(p, &desc, SPDL_STAGES(
+        SPDL_COUNT(reads), SPDL_PIPE(path_of_file, .buffer_size = 2),
+        SPDL_NPZ(npz, .concurrency = workers < 2 ? 1 : 2), SPDL_SINK(2)));
+}
+
+/* It must be of file `number`, and it can be changed. */
+static void check_bundle(const spdl_npz_bundle *bundle, uint64_t number) {
+    const int file = (int)(number % FILES);
+    uint8_t *data = (uint8_t *)bundle->arrays[0].data;
+    if (!CHECK_EQ(bundle->arrays[0].info.bytes, file_bytes[file])) return;
+    CHECK(data[0] == file && memcmp(data, data + 1, file_bytes[file] - 1) == 0);
+    CHECK_EQ((uintptr_t)data % 64, 0);
+    memset(data, 0xff, file_bytes[file]);
+}
+
+/* Files of one size, and of sizes of which the larger blocks fit all. */
+static void bundles_use_memory_again(void) {
+    for (int mixed = 0; mixed < 2; ++mixed) {
+        write_files(270000, mixed ? 90000 : 0);
+        for (int workers = 0; workers < 3; ++workers) {
+            large_counting c;
+            spdl_npz_desc npz;
+            spdl_npz_bundle *bundle;
+            spdl_pipeline *p;
+            uint64_t n = 0;
+            REQUIRE(start_files(&p, workers, READS, &npz, &c, -1) == SPDL_OK);
+            for (; SPDL_NEXT(p, &bundle, SPDL_FOREVER) == SPDL_OK; spdl_npz_bundle_free(bundle))
+                check_bundle(bundle, n++);
+            CHECK_EQ(n, READS);
+            CHECK(c.made >= 1 && c.made <= (mixed ? 5 * FLIGHT : FLIGHT));
+            CHECK(c.there >= 1 && c.there <= FLIGHT);
+            spdl_pipeline_destroy(p);
+            all_is_back(&c.all);
+        }
+        test_folder_remove(file_folder);
+    }
+}
+
+static int mallocs_of_records(size_t bytes) {
+    spdl_pipeline_desc desc = { 0 };
+    spdl_record *record;
+    spdl_pipeline *p;
+    int mallocs, n = 0;
+    write_files(bytes, 0);
+    desc.workers = 2;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_COUNT(READS, .buffer_size = 2), SPDL_PIPE(path_of_file, .buffer_size = 2),
+        SPDL_READ(.concurrency = 2), SPDL_SINK(2))) == SPDL_OK);
+    mallocs = __atomic_load_n(&default_mallocs, __ATOMIC_RELAXED);
+    for (; SPDL_NEXT(p, &record, SPDL_FOREVER) == SPDL_OK; spdl_record_free(record)) {
+        CHECK_EQ(record->bytes, bytes + 128);
+        CHECK_EQ(record->data[bytes + 127], n++ % FILES);
+        CHECK_EQ(record->data[bytes + 128], 0);
+        CHECK_STR(record->name, file_path[(n - 1) % FILES]);
+    }
+    CHECK_EQ(n, READS);
+    mallocs = __atomic_load_n(&default_mallocs, __ATOMIC_RELAXED) - mallocs;
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(default_mallocs, default_frees);
+    test_folder_remove(file_folder);
+    return mallocs;
+}
+
+static void records_use_memory_again(void) {
+    CHECK(mallocs_of_records(100000) <= FLIGHT);
+    CHECK(mallocs_of_records(1000) >= READS - FLIGHT); /* malloc is as fast */
+}
+
+/* The allocator of a row by itself. */
+static void kept_memory_has_bounds(void) {
+    enum { MB = 1 << 20, MANY = 400 };
+    large_counting c;
+    spdl_npz_desc npz;
+    spdl_pipeline *p;
+    spdl_allocator row;
+    void *at[MANY];
+    REQUIRE(start_files(&p, 0, READS, &npz, &c, -1) == SPDL_OK);
+    row = p->node[2].reuse->own;
+    c.made = c.there = 0;
+#define NEW(bytes) spdl__alloc(&row, bytes, 64)
+    for (int i = 0; i < 3; ++i) REQUIRE((at[i] = NEW(MB)) != NULL);
+    for (int i = 0; i < 3; ++i) spdl__free(&row, at[i], MB);
+    CHECK(c.made == 3 && c.there == 3);
+    CHECK(NEW(MB) == at[2]); /* the last one, which a cache may hold */
+    CHECK(NEW(MB * 2 / 3) == at[1]);
+    CHECK(c.made == 3);
+    at[3] = NEW(MB / 3); /* less than half of a block; 3 MB were in use at once */
+    CHECK(at[3] != at[0] && c.made == 4 && c.there == 3);
+    spdl__free(&row, at[1], MB * 2 / 3);
+    spdl__free(&row, at[2], MB);
+    at[4] = NEW(8 * MB); /* all that is kept goes first */
+    CHECK(c.made == 5 && c.there == 2);
+    spdl__free(&row, at[3], MB / 3);
+    spdl__free(&row, at[4], 8 * MB);
+    CHECK(c.there == 2);
+    at[0] = NEW(MB); /* 8 MB are too many for it */
+    CHECK(c.made == 6 && c.there == 1);
+    spdl__free(&row, at[0], MB);
+    for (int i = 0; i < MANY; ++i) REQUIRE((at[i] = NEW(LARGE)) != NULL);
+    for (int i = 0; i < MANY; ++i) spdl__free(&row, at[i], LARGE);
+    CHECK(c.there >= 6 && c.there < 40); /* what can be in flight */
+    REQUIRE((at[0] = NEW(LARGE - 1)) != NULL && (at[1] = NEW(LARGE)) != NULL);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(c.there, 1);
+    spdl__free(&row, at[0], LARGE - 1); /* before the large one */
+    spdl__free(&row, at[1], LARGE);
+    all_is_back(&c.all);
+#undef NEW
+}
+
+static spdl_npz_bundle *mailbox; /* atomic */
+
+/* Frees what the consumer sends, until it sends itself. */
+static void *free_bundles(void *end) {
+    for (;;) {
+        spdl_npz_bundle *bundle = __atomic_exchange_n(&mailbox, NULL, __ATOMIC_ACQ_REL);
+        if (bundle == end) return NULL;
+        spdl_npz_bundle_free(bundle);
+    }
+}
+
+static void post(spdl_npz_bundle *bundle) {
+    spdl_npz_bundle *none = NULL;
+    while (!__atomic_compare_exchange_n(&mailbox, &none, bundle, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED))
+        none = NULL;
+}
+
+/* Another thread frees, also while the pipeline ends. The last ones are freed later. */
+static void bundles_outlive_their_row(void) {
+    enum { LEFT = 5 };
+    write_files(1000, 80000);
+    for (int workers = 0; workers < 3; ++workers) {
+        static spdl_npz_bundle end;
+        large_counting c;
+        spdl_npz_desc npz;
+        spdl_npz_bundle *left[LEFT], *bundle;
+        spdl_pipeline *p;
+        test_thread thread;
+        REQUIRE(start_files(&p, workers, READS, &npz, &c, -1) == SPDL_OK);
+        REQUIRE(test_thread_start(&thread, free_bundles, &end));
+        for (uint64_t n = 0; n < READS / 2; ++n) {
+            REQUIRE(SPDL_NEXT(p, &bundle, SPDL_FOREVER) == SPDL_OK);
+            check_bundle(bundle, n);
+            post(bundle);
+        }
+        for (int i = 0; i < LEFT; ++i) REQUIRE(SPDL_NEXT(p, &left[i], SPDL_FOREVER) == SPDL_OK);
+        spdl_pipeline_destroy(p);
+        post(&end);
+        test_join(thread);
+        CHECK_EQ(c.there, LEFT - 2); /* two of them are small */
+        for (int i = 0; i < LEFT; ++i) {
+            check_bundle(left[i], READS / 2 + (uint64_t)i);
+            spdl_npz_bundle_free(left[i]);
+        }
+        all_is_back(&c.all);
+    }
+    test_folder_remove(file_folder);
+}
+
+static void every_allocation_of_a_file_may_fail(void) {
+    write_files(50000, 100000);
+    for (int k = 0, done = 0; !done; ++k) {
+        large_counting c;
+        spdl_npz_desc npz;
+        spdl_npz_bundle *bundle;
+        spdl_pipeline *p;
+        spdl_result result = start_files(&p, 0, 2 * FILES, &npz, &c, k);
+        for (uint64_t n = 0; result == SPDL_OK; ++n) {
+            result = SPDL_NEXT(p, &bundle, SPDL_FOREVER);
+            if (result != SPDL_OK) break;
+            check_bundle(bundle, n);
+            spdl_npz_bundle_free(bundle);
+        }
+        CHECK_EQ(result, c.all.allocs > k ? SPDL_E_NOMEM : SPDL_END);
+        done = result == SPDL_END;
+        spdl_pipeline_destroy(p);
+        all_is_back(&c.all);
+        REQUIRE(k < 300);
+    }
+    test_folder_remove(file_folder);
+}
+
 TEST_TABLE(alloc) {
     TEST_CASE(ring_without_memory),
     TEST_CASE(pool_without_memory),
@@ -740,5 +995,10 @@ TEST_TABLE(alloc) {
     TEST_CASE(default_memory_is_aligned),
     TEST_CASE(sizes_that_overflow_are_refused),
     TEST_CASE(default_memory_comes_back),
+    TEST_CASE(bundles_use_memory_again),
+    TEST_CASE(records_use_memory_again),
+    TEST_CASE(kept_memory_has_bounds),
+    TEST_CASE(bundles_outlive_their_row),
+    TEST_CASE(every_allocation_of_a_file_may_fail),
     TEST_END,
 };
