@@ -265,7 +265,7 @@ static void lists_of_another_kind(void) {
         { "\x1f\x8b\x08", 3, "/list: at byte 0: packed by gzip: gzip -d first" },
         { "version https://git-lfs.github.com/spec/v1\n", 43,
           "/list: at byte 0: a pointer of Git LFS, not the data: git lfs pull" },
-        { "a.txt \n", 7, "/list: at byte 0: '*/a.txt ': No such file" },
+        { "b.txt \n", 7, "/list: at byte 0: '*/b.txt ': No such file" },
     };
     char path[300];
     spdl_files *files;
