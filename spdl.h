@@ -1163,7 +1163,9 @@ SPDL_API void spdl_stop(spdl_task *task);
    Gathered items end with the run of the pipeline, and with a failure. A stop that waits, a rewind,
    a load and destroy call the stage with spdl_flushing, and free the results. They call it once, or
    with .again until it returns SPDL_SKIP or SPDL_OK. These calls are on the thread that stops, with
-   the number of one of the workers. If a call of a series fails, the rest is freed the same way. */
+   the number of one of the workers. A flushing call that fails is repeated once, with
+   .again up to 100 times. A stage that goes on failing must drop what it holds, or it is in the next
+   pass. */
 
 /* ============================================================================================= */
 /* >>branches
@@ -1744,7 +1746,7 @@ SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch
 
 /* The item with this number, from 0, of this rank in an epoch, as SPDL_INDEX makes it.
    Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: index_fn returned item->index, but
-            count is not larger. */
+            count is not larger, or a pipeline, mixture or other thread uses the sampler. */
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
                                        spdl_index *item);
 
@@ -10137,6 +10139,7 @@ SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
     spdl__counters *counters = spdl__cell(p, node, p->workers);
     spdl__parked *parked = task->parked, series;
     const spdl__call call = task->call;
+    const int most = node->row.again ? SPDL__SHED_FAILURES : 1;
     int failures = 0;
     spdl_result result;
     void *out;
@@ -10163,8 +10166,12 @@ SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
         }
         if (task->call.buffer != NULL) spdl__task_give_back(task);
         ++series.handed_on;
-    } while (node->row.again && result != SPDL_OK && result != SPDL_SKIP &&
-             failures < SPDL__SHED_FAILURES);
+    } while (result != SPDL_OK && result != SPDL_SKIP && failures < most);
+    if (failures == most)
+        spdl__logf(&p->logger, SPDL_LOG_WARN,
+                   "stage %d '%s' failed each time it was flushed: the next pass can have what it "
+                   "has gathered. A stage whose flushing call fails must drop what it holds",
+                   node->index, node->name);
     if (series.user != NULL && node->row.free_state != NULL) node->row.free_state(series.user);
     spdl__thrown_drop(&task->thrown);
     node->gathered = node->unflushed = false;
@@ -10200,7 +10207,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     }
     outcome = spdl__flow_over(task, counters, result, out, *now);
     if (node->row.flush && task->call.flushing) { /* the series is over */
-        node->gathered = node->row.again && result != SPDL_OK && result != SPDL_SKIP;
+        node->gathered = result != SPDL_OK && result != SPDL_SKIP;
         if (node->gathered && outcome == SPDL__GOES_ON) spdl__call_shed(task, node);
     }
     return outcome;
@@ -10366,7 +10373,8 @@ SPDL__PRIVATE uint32_t spdl__growth_next(spdl__growth *g, const spdl__counters *
                                          uint32_t limit, bool starved, uint64_t now) {
     const double asleep = spdl__growth_asleep(d);
     g->calls += d->tasks;
-    if (g->before > 0 && starved && (double)d->tasks / ns < SPDL__GROWTH_GAIN * g->before) {
+    if (g->before > 0 && !starved) return limit; /* to be judged when the consumer waits again */
+    if (g->before > 0 && (double)d->tasks / ns < SPDL__GROWTH_GAIN * g->before) {
         if (++g->missed < 2) return limit;
         g->hold = now + ((uint64_t)SPDL__GROWTH_HOLD << g->fails);
         if (g->fails < 6) ++g->fails;
@@ -16877,12 +16885,21 @@ SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch
     return rows + (spdl__sampler_global(sampler, epoch, rows) != SPDL__NEVER);
 }
 
-SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
-                                       spdl_index *item) {
+SPDL__PRIVATE spdl_result spdl__sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
+                                             spdl_index *item) {
     uint64_t position;
-    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
     position = spdl__sampler_global(sampler, epoch, number);
     return position == SPDL__NEVER ? SPDL_END : spdl__sampler_get(sampler, epoch, position, item);
+}
+
+/* A sampler keeps parts of its shuffle: a second thread would change them under the first. */
+SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
+                                       spdl_index *item) {
+    spdl_result result;
+    if (sampler == NULL || item == NULL || !spdl__sampler_claim(sampler)) return SPDL_E_INVALID;
+    result = spdl__sampler_item(sampler, epoch, number, item);
+    spdl__sampler_let_go(sampler);
+    return result;
 }
 
 /* --- positions as text --- */
@@ -16961,7 +16978,7 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
     spdl_result result;
     (void)in;
     if (made == NULL) return SPDL_E_NOMEM;
-    result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), made);
+    result = spdl__sampler_item(s, spdl_epoch(task), spdl_sequence(task), made);
     if (result == SPDL_E_INVALID)
         return spdl_fail(task, "index_fn gave %llu for position %llu of epoch %llu, must be less "
                          "than count, %llu", (spdl__llu)made->index, (spdl__llu)made->position,

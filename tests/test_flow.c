@@ -336,7 +336,7 @@ static void a_flush_may_fail(void) {
         s = (scale){ .limit = 10, .flushed_bad = true };
         RUN(START(crowds[i], COUNT_TO(10), WEIGH(&s, .max_failures = 1), SPDL_SINK(1)), "10 11 15",
             SPDL_END);
-        CHECK_EQ(s.flushes, 1);
+        CHECK_EQ(s.flushes, 2); /* and once more, as it may hold something */
     }
 }
 

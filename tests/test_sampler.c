@@ -1091,7 +1091,23 @@ static void a_sampler_serves_one(void) {
     spdl_sampler_destroy(s);
 }
 
+/* While a pipeline uses it, nobody else reads its items. */
+static void items_of_a_sampler_in_use_are_refused(void) {
+    spdl_sampler_desc desc = { .count = 9 };
+    spdl_sampler *s = NULL;
+    spdl_pipeline *p = NULL;
+    spdl_index it;
+    REQUIRE(spdl_sampler_create(&s, &desc) == SPDL_OK);
+    CHECK_EQ(spdl_sampler_item(s, 0, 0, &it), SPDL_OK);
+    REQUIRE(spdl_pipeline_create(&p, NULL, SPDL_STAGES(SPDL_INDEX(s), SPDL_SINK(1))) == SPDL_OK);
+    CHECK_EQ(spdl_sampler_item(s, 0, 0, &it), SPDL_E_INVALID);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(spdl_sampler_item(s, 0, 8, &it), SPDL_OK);
+    spdl_sampler_destroy(s);
+}
+
 TEST_TABLE(sampler) {
+    TEST_CASE(items_of_a_sampler_in_use_are_refused),
     TEST_CASE(a_sampler_serves_one),
     TEST_CASE(a_shuffle_is_a_bijection),
     TEST_CASE(any_size_up_to_2_to_the_63_is_shuffled),
