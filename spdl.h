@@ -874,12 +874,14 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    the exception see Failed requests in >>failures.
 
    Event loops. Set desc.ready_fn, and call next with a timeout of 0. After SPDL_TIMEOUT the library
-   calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. Rarely
-   it calls too early. The call is on any thread, also inside of next or spdl_pipeline_stop.
+   calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. After
+   SPDL_FULL of a push it calls ready_fn once, as soon as there is room or the pipeline is closed.
+   Rarely it calls too early. The call is on any thread, also inside of next, push, stop or rewind.
    ready_fn must not call the library. Write to an eventfd or a pipe, or post an event. Clear that
-   event before you call next again: see examples/event_loop.c. If a signal handler calls stop,
-   ready_fn can run in that handler, where it must not take a lock. Most functions that post an
-   event take one. It may write to an eventfd or a pipe.
+   event before you call next or push again: see examples/event_loop.c and echo_server.c. A producer
+   and a consumer on two threads need an event each, and ready_fn posts both. If a signal handler
+   calls stop, ready_fn can run in that handler, where it must not take a lock. Most functions that
+   post an event take one. It may write to an eventfd or a pipe.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside, or where it would wait in a stage of
@@ -954,7 +956,8 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequ
 
 /* Adds an item to SPDL_FEED. The pipeline owns it only after SPDL_OK. With .drop_oldest a
    push without room drops the oldest item, frees it with .free_item of the row, and counts as a
-   skip of row 0. SPDL_FULL then means that a worker was taking an item in this moment.
+   skip of row 0. SPDL_FULL then means that a worker was taking an item in this moment. After
+   SPDL_FULL, not after SPDL_TIMEOUT, desc.ready_fn is called: see Event loops at next.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, or while another thread is inside.
    Threads: the producer, one at a time.
@@ -1218,7 +1221,8 @@ SPDL_API void spdl_stop(spdl_task *task);
                                          workers = 0, SPDL_INLINE or .next_works_ns
        an earlier row                    never
 
-   The consumer may pause for any time: rows fill their buffers and stop. create stores *pipeline
+   The consumer may pause for any time: rows fill their buffers and stop. For a thread that must not
+   wait in next or push see Event loops at spdl_pipeline_next. create stores *pipeline
    before the first call. The library never calls a function of yours under a lock.
 
    Fork. In the child of a fork a pipeline with threads is dead. stop and rewind return

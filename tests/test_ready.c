@@ -1,5 +1,6 @@
 /* .ready_fn: a consumer that must not block is told when another call of next can return something,
-   a producer when a push that was refused can succeed; and a stop in a signal handler, which may interrupt the consumer anywhere. */
+   a producer when a push that was refused can succeed. And a stop in a signal handler, which may
+   interrupt the consumer anywhere. */
 #define ITEMS_PRIVATE /* its events */
 #include "flow.h"
 

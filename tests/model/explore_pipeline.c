@@ -829,11 +829,11 @@ static void *second_stopper(void *arg) {
 /* Waits for room, in push or for ready_fn. */
 static spdl_result push_item(item *made) {
     spdl_result result;
-    if (!now->ready) return spdl_pipeline_push(pipeline, made, now->push_ns != 0 ? now->push_ns : -1);
+    const int64_t timeout = now->ready ? 0 : now->push_ns != 0 ? now->push_ns : -1;
     for (;;) {
-        clear_event(&box->room);
-        result = spdl_pipeline_push(pipeline, made, 0);
-        if (result != SPDL_FULL) return result;
+        if (now->ready) clear_event(&box->room);
+        result = spdl_pipeline_push(pipeline, made, timeout);
+        if (!now->ready || result != SPDL_FULL) return result;
         await_event(&box->room);
     }
 }
@@ -846,7 +846,8 @@ static void *producer(void *arg) {
         while ((result = push_item(made)) == SPDL_E_INVALID) explore_yield(); /* one is inside */
         if (result == SPDL_OK) continue;
         item_free(made);
-        if (!((seen.stops || now->does == FAILS) && result == SPDL_CLOSED) && !(now->drops && result == SPDL_FULL) &&
+        if (!((seen.stops || now->does == FAILS) && result == SPDL_CLOSED) &&
+            !(now->drops && result == SPDL_FULL) &&
             !(now->push_ns != 0 && result == SPDL_TIMEOUT))
             explore_fail("push %d", (int)result);
     }

@@ -1,5 +1,6 @@
 /* The trainer and the sink: spdl__next_wait, spdl__sink_take, the hint for the trainer behind a put
-   and behind the finish, and spdl__pipeline_halt of >>stop-impl, >>next-impl and >>flow-impl.
+   and behind the finish, and spdl__pipeline_halt of >>stop-impl, >>next-impl, >>wake-impl and
+   >>flow-impl.
 
    Two workers put TICKETS results of an ordered row, each an item or a hole (a dropped item), and
    do a read-modify-write behind each (the next take, or the leave). The trainer takes items in the

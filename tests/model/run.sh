@@ -219,6 +219,7 @@ if [ "$long" = yes ]; then
     large holds loader -DBATCHES=2
     large holds loader
     large breaks push -DLIM=1 -DSILENT_CLOSE
+    large breaks push -DREADY -DLIM=1 -DSILENT_CLOSE
     large breaks push -DDROP -DITEMS=2 -DBLIND_DROP
     large breaks sit -DHOLES -DITEMS=3 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1 -DLATE_DROPPED
     large breaks sit $full -DITEMS=4 -DROOMS=2 -DNO_SLEEP -DLIM1=1 -DNO_PREV
@@ -323,9 +324,7 @@ for mutant in PLAIN_WAITING NO_RECHECK LATE_WORD EARLY_HINT NO_PUSH_FENCE NO_END
     KEEPS_COUNT TAKES_TWICE; do
     model breaks push -DREADY -DITEMS=2 -DNO_CLOSE "-D$mutant"
 done
-for mutant in SILENT_CLOSE LATE_COUNT; do
-    model breaks push -DREADY -DITEMS=2 -DLIM=1 "-D$mutant"
-done
+model breaks push -DREADY -DITEMS=2 -DLIM=1 -DLATE_COUNT
 for mutant in PLAIN_DROP NEEDS_PLACE; do
     model breaks push -DDROP -DNO_CLOSE "-D$mutant"
 done
