@@ -874,12 +874,14 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    the exception see Failed requests in >>failures.
 
    Event loops. Set desc.ready_fn, and call next with a timeout of 0. After SPDL_TIMEOUT the library
-   calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. Rarely
-   it calls too early. The call is on any thread, also inside of next or spdl_pipeline_stop.
+   calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. After
+   SPDL_FULL of a push it calls ready_fn once, as soon as there is room or the pipeline is closed.
+   Rarely it calls too early. The call is on any thread, also inside of next, push, stop or rewind.
    ready_fn must not call the library. Write to an eventfd or a pipe, or post an event. Clear that
-   event before you call next again: see examples/event_loop.c. If a signal handler calls stop,
-   ready_fn can run in that handler, where it must not take a lock. Most functions that post an
-   event take one. It may write to an eventfd or a pipe.
+   event before you call next or push again: see examples/event_loop.c and echo_server.c. A producer
+   and a consumer on two threads need an event each, and ready_fn posts both. If a signal handler
+   calls stop, ready_fn can run in that handler, where it must not take a lock. Most functions that
+   post an event take one. It may write to an eventfd or a pipe.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside, or where it would wait in a stage of
@@ -954,7 +956,8 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequ
 
 /* Adds an item to SPDL_FEED. The pipeline owns it only after SPDL_OK. With .drop_oldest a
    push without room drops the oldest item, frees it with .free_item of the row, and counts as a
-   skip of row 0. SPDL_FULL then means that a worker was taking an item in this moment.
+   skip of row 0. SPDL_FULL then means that a worker was taking an item in this moment. After
+   SPDL_FULL, not after SPDL_TIMEOUT, desc.ready_fn is called: see Event loops at next.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, or while another thread is inside.
    Threads: the producer, one at a time.
@@ -1224,7 +1227,8 @@ SPDL_API void spdl_stop(spdl_task *task);
                                          workers = 0, SPDL_INLINE or .next_works_ns
        an earlier row                    never
 
-   The consumer may pause for any time: rows fill their buffers and stop. create stores *pipeline
+   The consumer may pause for any time: rows fill their buffers and stop. For a thread that must not
+   wait in next or push see Event loops at spdl_pipeline_next. create stores *pipeline
    before the first call. The library never calls a function of yours under a lock.
 
    Fork. In the child of a fork a pipeline with threads is dead. stop and rewind return
@@ -7665,7 +7669,7 @@ struct spdl_pipeline {
     char pad1[SPDL_CACHE_LINE];
     /* written by the producer: of a feed, or its own thread */
     uint32_t producer_inside;
-    uint32_t producer_waits; /* cleared by its waker */
+    uint32_t producer_waits; /* as `waiting` */
     spdl__os_event room;   /* in the first edge */
     spdl__os_thread producer_thread; /* by create and destroy */
     spdl_policy policy;              /* by create, read when the thread starts */
@@ -7707,7 +7711,6 @@ struct spdl_pipeline {
     char pad3[SPDL_CACHE_LINE];
     /* while the consumer waits; read by threads that take and put */
     uint32_t waiting;      /* 1: asleep, 2: armed for ready_fn; cleared by the waker */
-    bool armed;            /* the consumer's: counted as a sleeper for ready_fn */
     void (*ready_fn)(void *user);
     void *ready_user;
     spdl__os_event fed;    /* the sink has an item or an end */
@@ -8879,12 +8882,25 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
    (the low watermark), so a woken worker makes several items. A consumer that is about to sleep or
    reads the statistics checks in any case. */
 
-/* After a full barrier. */
+/* While a waiter is counted, threads that take or put look for it. */
+SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
+    spdl__add32(&p->beacon->sleepers, count);
+}
+
+/* After a full barrier. `waits`: `waiting` or `producer_waits`. */
+SPDL__PRIVATE void spdl__wake_waiter(spdl_pipeline *p, uint32_t *waits, spdl__os_event *event) {
+    uint32_t how = spdl__load_relaxed32(waits);
+    if (how == 0 || !spdl__cas32(waits, &how, 0)) return;
+    if (how == 1) {
+        spdl__os_event_wake(event, 1);
+    } else {
+        spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
+        p->ready_fn(p->ready_user); /* user code */
+    }
+}
+
 SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
-    uint32_t asleep = spdl__load_relaxed32(&p->waiting);
-    if (asleep == 0 || !spdl__cas32(&p->waiting, &asleep, 0)) return;
-    if (asleep == 1) spdl__os_event_wake(&p->fed, 1);
-    else p->ready_fn(p->ready_user); /* user code */
+    spdl__wake_waiter(p, &p->waiting, &p->fed);
 }
 
 /* A hole is work for the consumer if it hides an item or a mark, or blocks the last row. */
@@ -8897,10 +8913,12 @@ SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
            !spdl__row_room(p, p->last, spdl__load(p->last->word));
 }
 
+SPDL__PRIVATE spdl_result spdl__room_look(const spdl_pipeline *p);
+
+/* Each leave of row 1 looks here, too: ready_fn is for room alone. */
 SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
-    uint32_t one = 1;
-    if (spdl__load_relaxed32(&p->producer_waits) && spdl__cas32(&p->producer_waits, &one, 0))
-        spdl__os_event_wake(&p->room, 1);
+    if (spdl__load_relaxed32(&p->producer_waits) != 2 || spdl__room_look(p) != SPDL_FULL)
+        spdl__wake_waiter(p, &p->producer_waits, &p->room);
 }
 
 /* Wakes a worker if one of these rows can run, or without sleepers the consumer that works. */
@@ -11054,11 +11072,6 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
     spdl__item_free(p, got->item, got->origin); /* user code */
 }
 
-/* While a waiter is counted, threads that take or put look for it. */
-SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
-    spdl__add32(&p->beacon->sleepers, count);
-}
-
 /* How the thread in next works while it waits. */
 typedef struct spdl__next_work {
     bool works;
@@ -11193,30 +11206,39 @@ SPDL__NOINLINE void spdl__next_step(spdl_pipeline *p) {
     p->step_waited = p->wait_ns;
 }
 
-/* Disarms. A thread that has cleared `waiting` may still call ready_fn once. */
-SPDL__PRIVATE void spdl__ready_end(spdl_pipeline *p) {
-    if (!p->armed) return;
-    p->armed = false;
-    spdl__store32(&p->waiting, 0);
-    spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
+/* With ready_fn the consumer and the producer wait in the program. `waits` of each is 2 from the
+   result until a waker or its next call clears it. Who changes the 2 also takes it out of the
+   sleepers: no other thread may do so twice, and none is counted for ever. Pairs of accesses:
+   - arm: count, swap to 2, barrier, look again. A waker: put or take, barrier, read the sleepers,
+     then `waits`. One of the two sees the other, else the wake would be lost.
+   - The count comes before the 2, which a waker's swap acquires: it never goes below zero.
+   - A swap fails if the waiter has armed or slept again. Its look then sees what the waker did.
+   A thread that has cleared the 2 may still call ready_fn once. (tests/model/next.pml, push.pml) */
+SPDL__PRIVATE void spdl__ready_arm(spdl_pipeline *p, uint32_t *waits) {
+    spdl__waiter_add(p, SPDL__WAITER);
+    if (spdl__exchange32(waits, 2) == 2) spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
+    spdl__full_barrier(); /* pairs with those after a put and a take, like next_sleep */
 }
 
-/* With ready_fn, at the end of next. After a TIMEOUT the consumer waits like next_sleep, but in the
-   program. It counts as a sleeper until another result. Without a pool this thread calls ready_fn
-   itself if a row can run. */
+/* Disarms. Returns true if nobody was woken. */
+SPDL__PRIVATE bool spdl__ready_end(spdl_pipeline *p, uint32_t *waits) {
+    if (spdl__load_relaxed32(waits) != 2 || spdl__exchange32(waits, 0) != 2) return false;
+    spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
+    return true;
+}
+
+/* With ready_fn, at the end of next. Without a pool this thread calls ready_fn itself if a row can
+   run. */
 SPDL__PRIVATE spdl_result spdl__next_ready(spdl_pipeline *p, void **item, spdl_result result) {
     if (result == SPDL_TIMEOUT) {
-        if (!p->armed) spdl__waiter_add(p, SPDL__WAITER);
-        p->armed = true;
-        (void)spdl__exchange32(&p->waiting, 2);
-        spdl__full_barrier(); /* pairs with those after a put, like next_sleep */
+        spdl__ready_arm(p, &p->waiting);
         result = spdl__sink_take(p, item);
         if (result == SPDL_EMPTY) {
             if (p->pool == NULL && spdl__rows_runnable(p, SPDL__NEVER)) spdl__wake_consumer(p);
             return SPDL_TIMEOUT;
         }
     }
-    spdl__ready_end(p);
+    (void)spdl__ready_end(p, &p->waiting);
     return result;
 }
 
@@ -11233,6 +11255,7 @@ SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_
     const uint64_t waited_for = p->delivered;
     const bool nests = p->pool != NULL && spdl__pool_is_worker(p->pool);
     spdl_result result = SPDL_E_INVALID;
+    (void)spdl__ready_end(p, &p->waiting); /* else a sleep would overwrite it */
     spdl__store_relaxed(&p->wait_since, since);
     SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
     spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
@@ -11456,6 +11479,14 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__item_free(p, got.item, got.origin); /* user code */
 }
 
+/* With ready_fn, at the end of a push that is full. */
+SPDL__PRIVATE spdl_result spdl__push_ready(spdl_pipeline *p, void *item) {
+    spdl__ready_arm(p, &p->producer_waits);
+    if (spdl__room_look(p) == SPDL_FULL) return SPDL_FULL;
+    (void)spdl__ready_end(p, &p->producer_waits); /* first: this push would wake itself */
+    return spdl__push_try(p, item);
+}
+
 #define SPDL__DROP_TRIES 16
 
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t timeout_ns) {
@@ -11465,6 +11496,7 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
     if (p->feed == NULL) return spdl__misused(p, SPDL__PUSH_NO_FEED);
     if (spdl__exchange32(&p->producer_inside, 1) != 0)
         return spdl__misused(p, SPDL__PUSH_INSIDE);
+    (void)spdl__ready_end(p, &p->producer_waits); /* else a sleep would overwrite it */
     result = spdl__push_try(p, item);
     if (p->feed->row.drop_oldest) {
         for (tries = 0; result == SPDL_FULL && tries < SPDL__DROP_TRIES; ++tries) {
@@ -11476,6 +11508,7 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
         result = spdl__room_wait(p, spdl__deadline(timeout_ns));
         if (result == SPDL_OK) result = spdl__push_try(p, item);
     }
+    if (result == SPDL_FULL && p->ready_fn != NULL) result = spdl__push_ready(p, item);
     if (result == SPDL_FULL || result == SPDL_TIMEOUT)
         spdl__count(&spdl__cell(p, p->feed, 0)->failures, 1); /* refused by the feed */
     spdl__store32(&p->producer_inside, 0);
@@ -11489,6 +11522,7 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
     if (p->feed == NULL) return spdl__misused(p, SPDL__END_NO_FEED);
     if (spdl__exchange32(&p->producer_inside, 1) != 0)
         return spdl__misused(p, SPDL__END_INSIDE);
+    (void)spdl__ready_end(p, &p->producer_waits);
     if ((spdl__or(&p->feed->own, SPDL__SHUT) & SPDL__SHUT) == 0 &&
         !spdl__load32(&p->stopping)) /* else it would end as if no push had been refused */
         spdl__put(p->feed, 0, &end, spdl_time_ns());
@@ -11794,11 +11828,13 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
 SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start *start,
                                             uint64_t deadline) {
     spdl_result result = SPDL_E_INVALID;
+    bool armed = false;
     if (p == NULL || start->at.source >> (64 - SPDL__SPAN_BITS) != 0 || spdl__pipeline_forked(p) ||
         spdl__pipeline_inside(p) || spdl__load(&p->keeper) == spdl__os_thread_id())
         return SPDL_E_INVALID;
     if (spdl__exchange32(&p->consumer_inside, 1) != 0) return SPDL_E_INVALID;
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
+        armed = spdl__ready_end(p, &p->producer_waits); /* a push meanwhile would be refused */
         result = spdl__pipeline_await(p, spdl__keeper_enter, deadline);
         if (result == SPDL_OK) {
             SPDL_TEST_POINT("rewind is the keeper");
@@ -11812,6 +11848,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
         if (p->feed != NULL) spdl__store32(&p->producer_inside, 0);
     }
     spdl__store32(&p->consumer_inside, 0);
+    if (armed) p->ready_fn(p->ready_user); /* user code */
     return result;
 }
 
@@ -11965,7 +12002,8 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
         return;
     }
     spdl__doctor_close(p);
-    spdl__ready_end(p);
+    (void)spdl__ready_end(p, &p->waiting);
+    (void)spdl__ready_end(p, &p->producer_waits);
     if (p->producer != NULL) spdl__add(&p->references, 1); /* its thread drops it when it quits */
     spdl__store32(&p->producer_quits, 1); /* first: it may be left, and the pool is freed then */
     spdl__pipeline_halt(p, SPDL__STOP); /* wakes it */

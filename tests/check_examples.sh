@@ -155,6 +155,9 @@ run_example() {
         check "tokens on no shard" fails_with 1 "digits_test.npz: a ZIP archive" \
             ./tokens examples/data/digits_test.npz none.bin
         ;;
+    echo_server)
+        check "echo_server" fails_with 0 "150 answers, 50 requests refused" ./echo_server
+        ;;
     requests) check "requests are answered" fails_with 0 "2000 answers; some took" ./requests ;;
     tar)
         if command -v python3 >/dev/null; then

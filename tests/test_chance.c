@@ -140,6 +140,15 @@ static void *wild_clerk(void *arg) {
     }
 }
 
+/* A push that was refused can succeed after a call of ready_fn. */
+static void wild_await_room(wild *w, long rings) {
+    const uint64_t until = spdl_time_ns() + 20000000000u;
+    while (__atomic_load_n(&w->rings, __ATOMIC_ACQUIRE) == rings &&
+           !__atomic_load_n(&w->quit, __ATOMIC_ACQUIRE) && spdl_time_ns() < until)
+        sleep_us(20);
+    HOLDS(w, spdl_time_ns() < until); /* else a wake was lost */
+}
+
 static void *wild_producer(void *arg) {
     static const int64_t timeouts[] = { 0, 0, 30000, SPDL_FOREVER };
     wild *w = (wild *)arg;
@@ -151,12 +160,14 @@ static void *wild_producer(void *arg) {
         const bool quit = __atomic_load_n(&w->quit, __ATOMIC_ACQUIRE);
         const unsigned luck = (unsigned)(test_random(&state) % 16);
         const int64_t timeout = quit ? 0 : timeouts[luck % 4];
+        const long rings = __atomic_load_n(&w->rings, __ATOMIC_ACQUIRE);
         if (quit) break;
         if (it == NULL) it = thing_make(&w->dice[0], wild_first(&w->dice[0], 0, value), 0);
         if (luck == 15) sleep_us(30);
         result = spdl_pipeline_push(w->pipeline, it, timeout == SPDL_FOREVER ? 200000 : timeout);
         HOLDS(w, result == SPDL_OK || result == SPDL_CLOSED || result == SPDL_TIMEOUT ||
                      (result == SPDL_FULL && (timeout == 0 || w->lossy_feed)));
+        if (result == SPDL_FULL && w->desc.ready_fn != NULL) wild_await_room(w, rings);
         if (result != SPDL_OK && result != SPDL_CLOSED && luck >= 2) continue;
         if (result == SPDL_OK) stream_add(&w->pushed, wild_first(&w->dice[0], 0, value));
         if (result == SPDL_OK) it = NULL;

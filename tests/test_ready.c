@@ -1,5 +1,6 @@
-/* .ready_fn: a consumer that must not block is told when another call of next can return something;
-   and a stop in a signal handler, which may interrupt the consumer anywhere. */
+/* .ready_fn: a consumer that must not block is told when another call of next can return something,
+   a producer when a push that was refused can succeed. And a stop in a signal handler, which may
+   interrupt the consumer anywhere. */
 #define ITEMS_PRIVATE /* its events */
 #include "flow.h"
 
@@ -45,11 +46,11 @@ typedef struct loop {
     bell *bell;
     long value, taken, asked;
     bool polls; /* sometimes asks again by itself, or waits in next */
+    uint32_t word; /* of the bell, when the turn began */
     uint64_t random;
 } loop;
 
 static spdl_result turn(loop *l, spdl_pipeline *p) {
-    const uint32_t word = spdl__load32(&l->bell->rung.word);
     spdl_result result = SPDL_TIMEOUT;
     item *it;
     while (++l->asked && (result = SPDL_NEXT(p, &it, 0)) == SPDL_OK) {
@@ -69,7 +70,7 @@ static spdl_result turn(loop *l, spdl_pipeline *p) {
         item_free(it);
         return SPDL_TIMEOUT;
     }
-    if (spdl__os_event_sleep(&l->bell->rung, word, spdl__deadline(SPDL_SECONDS(20))) ==
+    if (spdl__os_event_sleep(&l->bell->rung, l->word, spdl__deadline(SPDL_SECONDS(20))) ==
         SPDL_TIMEOUT) {
         CHECK_STR("a wake was lost", "");
         return SPDL_E_STAGE;
@@ -80,8 +81,10 @@ static spdl_result turn(loop *l, spdl_pipeline *p) {
 static spdl_result turns(loop *l, spdl_pipeline *p) {
     spdl_result result;
     l->value = -1;
-    do result = turn(l, p);
-    while (result == SPDL_TIMEOUT);
+    do {
+        l->word = spdl__load32(&l->bell->rung.word);
+        result = turn(l, p);
+    } while (result == SPDL_TIMEOUT);
     return result;
 }
 
@@ -222,6 +225,231 @@ static void guests_ring(void) {
     test_join(thread);
     spdl_pool_destroy(pool);
     spdl__os_event_fini(&b.rung);
+}
+
+/* --- room for a push --- */
+
+/* A push that is refused leaves the item to us. */
+static spdl_result push(spdl_pipeline *p, long value, int64_t timeout_ns) {
+    item *it = item_make(value);
+    const spdl_result result = spdl_pipeline_push(p, it, timeout_ns);
+    if (result != SPDL_OK) item_free(it);
+    return result;
+}
+
+static uint32_t counted(const spdl_pool *pool) {
+    return spdl__load32(&pool->beacon.sleepers) / SPDL__WAITER;
+}
+
+#define FEED(...) SPDL_FEED(item, .free_item = item_free, .buffer_size = __VA_ARGS__)
+
+/* No worker takes anything. Returns a pipeline whose push was refused. */
+static spdl_pipeline *full_feed(bell *b, spdl_pool *pool, script *slow, int *gate) {
+    *gate = 0;
+    *slow = (script){ .gate = gate, .gate_at = 0 };
+    b->rings = 0;
+    spdl_pipeline *p = READY_ON(b, pool, FEED(2), SPDL_PIPE(follow, .ctx = slow), SPDL_SINK(9));
+    CHECK_EQ(push(p, 0, 0), SPDL_OK);
+    await(&slow->calls, 1);
+    CHECK_EQ(push(p, 1, 0), SPDL_OK);
+    CHECK_EQ(push(p, 2, 0), SPDL_OK);
+    CHECK_EQ(push(p, 3, 0), SPDL_FULL);
+    CHECK_EQ(counted(pool), 1);
+    CHECK_EQ(b->rings, 0);
+    return p;
+}
+
+/* Once for each refused push, and whoever rings takes it out of the sleepers. */
+static void room_rings_once(void) {
+    bell b;
+    script slow;
+    int gate;
+    bell_make(&b);
+    spdl_pool *pool = pool_of(1);
+    spdl_pipeline *p = full_feed(&b, pool, &slow, &gate);
+    for (int i = 0; i < 3; ++i) CHECK_EQ(push(p, 3, 0), SPDL_FULL);
+    CHECK_EQ(counted(pool), 1);
+    open_gate(&gate);
+    await((int *)&b.rings, 1);
+    await(&slow.calls, 3); /* more room: no second call */
+    CHECK_EQ(counted(pool), 0);
+    CHECK_EQ(push(p, 3, 0), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+    TAKE_ALL(p, "0 1 2 3", SPDL_END);
+    CHECK_EQ(b.rings, 1);
+    DONE(p);
+    spdl_pool_destroy(pool);
+    spdl__os_event_fini(&b.rung);
+}
+
+/* Nobody is called then, or is counted as a sleeper any more. */
+static void what_else_ends_a_wait_for_room(void) {
+    bell b;
+    script slow;
+    int gate;
+    bell_make(&b);
+    spdl_pool *pool = pool_of(1);
+    for (int way = 0; way < 4; ++way) {
+        spdl_pipeline *p = full_feed(&b, pool, &slow, &gate);
+        if (way == 0) CHECK_EQ(push(p, 3, 1000), SPDL_TIMEOUT);
+        if (way == 1) CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+        if (way == 2) CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_TIMEOUT); /* which rings */
+        CHECK_EQ(b.rings, way == 2);
+        if (way < 3) CHECK_EQ(counted(pool), 0);
+        if (way == 2) CHECK_EQ(push(p, 3, 0), SPDL_CLOSED);
+        open_gate(&gate);
+        if (way == 3) await((int *)&b.rings, 1);
+        if (way == 3) await(&slow.calls, 3);
+        if (way == 3) CHECK_EQ(push(p, 3, 0), SPDL_OK);
+        DONE(p);
+        CHECK_EQ(b.rings, way >= 2);
+        CHECK_EQ(counted(pool), 0);
+    }
+    spdl_pipeline *p = full_feed(&b, pool, &slow, &gate);
+    open_gate(&gate); /* destroy may be first, or the room */
+    DONE(p);
+    const uint32_t rings = b.rings;
+    CHECK_EQ(counted(pool), 0);
+    sleep_us(1000);
+    CHECK_EQ(b.rings, rings);
+    spdl_pool_destroy(pool);
+    spdl__os_event_fini(&b.rung);
+}
+
+/* It rings at the end of the rewind, where a push is not refused as one of two. */
+typedef struct pushes_inside {
+    spdl_pipeline *p;
+    int called;
+} pushes_inside;
+
+static void looks_at_the_door(void *user) {
+    pushes_inside *i = (pushes_inside *)user;
+    ++i->called;
+    CHECK_EQ(spdl__load32(&i->p->producer_inside), 0);
+    CHECK_EQ(spdl__load32(&i->p->stopping), 0);
+}
+
+static void a_rewind_rings_at_its_end(void) {
+    pushes_inside inside = { 0 };
+    spdl_pipeline_desc desc = { .workers = SPDL_INLINE, .ready_fn = looks_at_the_door,
+                                .ready_user = &inside };
+    REQUIRE(spdl_pipeline_create(&inside.p, &desc, SPDL_STAGES(FEED(1), SPDL_PIPE(pass_on),
+                                                               SPDL_SINK(2))) == SPDL_OK);
+    for (int i = 0; i < 2; ++i) {
+        CHECK_EQ(push(inside.p, 1, 0), SPDL_OK);
+        CHECK_EQ(push(inside.p, 2, 0), SPDL_FULL);
+        CHECK_EQ(spdl_pipeline_rewind(inside.p, 0, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(inside.called, i + 1);
+    }
+    CHECK_EQ(spdl_pipeline_rewind(inside.p, 0, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(inside.called, 2);
+    DONE(inside.p);
+}
+
+/* A loop that pushes and takes. Most items give it nothing to take: room alone wakes it. */
+SPDL_FN(answers_few, item, item) {
+    const uint64_t key = spdl_item_key(task);
+    if (key % 7 == 0) sleep_us((long)(key / 7 % 100));
+    if (in->value % 50 != 49) return SPDL_SKIP;
+    *out = in;
+    return SPDL_OK;
+}
+
+static void a_loop_that_pushes_is_never_left_alone(void) {
+    static const int many[] = { 1, 2, 4, 0, SPDL_INLINE, ALL_PROCESSORS };
+    for (int i = 0; i < 12; ++i) {
+        const long count = 1000;
+        bell b;
+        loop l = { .bell = &b, .polls = i >= 6, .random = test_seed() + (uint64_t)i, .value = -1 };
+        long pushed = 0, refused = 0;
+        spdl_result result;
+        bell_make(&b);
+        spdl_pipeline_desc desc = { .ready_fn = ring, .ready_user = &b };
+        spdl_pipeline *p;
+        desc.workers = many[i % 6] == ALL_PROCESSORS ? 0 : many[i % 6];
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            FEED(1 + i % 3), SPDL_PIPE(answers_few, .concurrency = 1 + i % 2),
+            SPDL_PIPE(pass_on), SPDL_SINK(2))) == SPDL_OK);
+        do {
+            l.word = spdl__load32(&b.rung.word);
+            while (pushed < count && push(p, pushed, 0) == SPDL_OK)
+                if (++pushed == count) CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+            refused += pushed < count;
+            result = turn(&l, p);
+        } while (result == SPDL_TIMEOUT);
+        CHECK_STR(spdl_result_text(result), spdl_result_text(SPDL_END));
+        CHECK_EQ(pushed, count);
+        CHECK_EQ(l.taken, count / 50);
+        CHECK(b.rings <= (uint32_t)(l.asked + refused));
+        DONE(p);
+        spdl__os_event_fini(&b.rung);
+    }
+}
+
+/* A producer with an event of its own; it gives up when the pipeline is closed. */
+typedef struct pusher {
+    bell room, items;
+    spdl_pipeline *p;
+    long count, pushed;
+    spdl_result last;
+} pusher;
+
+static void ring_both(void *user) {
+    pusher *one = (pusher *)user;
+    ring(&one->room);
+    ring(&one->items);
+}
+
+static void *pushes(void *arg) {
+    pusher *one = (pusher *)arg;
+    while (one->pushed < one->count && one->last != SPDL_CLOSED) {
+        const uint32_t word = spdl__load32(&one->room.rung.word);
+        one->last = push(one->p, one->pushed, 0);
+        one->pushed += one->last == SPDL_OK;
+        if (one->last == SPDL_FULL &&
+            spdl__os_event_sleep(&one->room.rung, word, spdl__deadline(SPDL_SECONDS(20))) ==
+                SPDL_TIMEOUT) {
+            CHECK_STR("a wake was lost", "");
+            return NULL;
+        }
+    }
+    if (one->last != SPDL_CLOSED) CHECK_EQ(spdl_pipeline_push_end(one->p), SPDL_OK);
+    return NULL;
+}
+
+/* To the end, to a failure, or to a stop. */
+static void a_producer_has_its_own_thread(void) {
+    static const int many[] = { 1, 2, 4, SPDL_INLINE };
+    for (int i = 0; i < 12; ++i) {
+        pusher one = { .count = 2000 };
+        loop l = { .bell = &one.items };
+        spdl_pipeline_desc desc = { .workers = many[i % 4], .ready_fn = ring_both,
+                                    .ready_user = &one };
+        script s = { .every = i / 4 == 1 ? 700 : 0, .rest = 699, .result = SPDL_E_STAGE };
+        test_thread thread;
+        desc.logger.log_fn = log_nothing;
+        bell_make(&one.room);
+        bell_make(&one.items);
+        REQUIRE(spdl_pipeline_create(&one.p, &desc, SPDL_STAGES(
+            FEED(1 + i % 3), SPDL_PIPE(follow, .ctx = &s), SPDL_PIPE(unsteady), SPDL_SINK(2))) ==
+            SPDL_OK);
+        REQUIRE(test_thread_start(&thread, pushes, &one));
+        if (i / 4 == 2) {
+            l.value = -1;
+            while (l.taken < 100) {
+                l.word = spdl__load32(&one.items.rung.word);
+                REQUIRE(turn(&l, one.p) == SPDL_TIMEOUT);
+            }
+            (void)spdl_pipeline_stop(one.p, 0);
+        }
+        CHECK_EQ(turns(&l, one.p), i / 4 == 0 ? SPDL_END : i / 4 == 1 ? SPDL_E_STAGE : SPDL_CLOSED);
+        test_join(thread);
+        if (i / 4 == 0) CHECK_EQ(one.pushed, one.count);
+        else CHECK_EQ(one.last, SPDL_CLOSED);
+        DONE(one.p);
+        spdl__os_event_fini(&one.room.rung);
+        spdl__os_event_fini(&one.items.rung);
+    }
 }
 
 /* --- a stop in a signal handler --- */
@@ -390,6 +618,11 @@ TEST_TABLE(ready) {
     TEST_CASE(ends_ring_too),
     TEST_CASE(it_rings_once),
     TEST_CASE(guests_ring),
+    TEST_CASE(room_rings_once),
+    TEST_CASE(what_else_ends_a_wait_for_room),
+    TEST_CASE(a_rewind_rings_at_its_end),
+    TEST_CASE(a_loop_that_pushes_is_never_left_alone),
+    TEST_CASE(a_producer_has_its_own_thread),
     TEST_CASE(a_stop_in_a_handler_frees_nothing),
     TEST_CASE(a_stop_in_a_handler_rings),
     TEST_CASE(a_stop_in_a_handler_comes_at_any_moment),

@@ -140,6 +140,7 @@ struct wild {
     bool broken;
     /* atomic */
     long made, fates[FATES], blocks, reports;
+    long rings;       /* calls of ready_fn, which some producers wait for */
     bool quit;        /* the helpers are to come home */
     bool destroyed;   /* and the clerk */
     /* the clerk, who completes deferred calls */
@@ -675,6 +676,10 @@ static void wild_report(const spdl_stats *interval, const spdl_stats *total, voi
     wild *w = (wild *)user;
     HOLDS(w, interval->delivered <= total->delivered);
     __atomic_add_fetch(&w->reports, 1, __ATOMIC_RELAXED);
+}
+
+static void wild_ring(void *user) {
+    __atomic_add_fetch(&((wild *)user)->rings, 1, __ATOMIC_RELEASE);
 }
 
 static spdl_result wild_init(void *ctx, int worker, void **local) {

@@ -241,6 +241,10 @@ static void wild_extras(wild *w) {
         w->desc.allocator.user = w;
         w->left = draw(w, 2) ? (int)draw(w, 80) : -1;
     }
+    if (w->feed && mix(w->seed, 57) % 2) { /* drawn aside: old seeds give the same pipelines */
+        w->desc.ready_fn = wild_ring;
+        w->desc.ready_user = w;
+    }
     if (chance(w, 12)) {
         w->report.every = 0.01;
         w->report.report_fn = wild_report;

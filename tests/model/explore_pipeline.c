@@ -112,7 +112,8 @@ typedef struct plan {
     bool completion;   /* order */
     bool own_thread;   /* of the source */
     bool inits;        /* row 1 has .init and .fini */
-    bool ready;        /* the consumer polls, and waits for ready_fn */
+    bool ready;        /* consumer and producer poll, and wait for ready_fn */
+    bool loops;        /* with ready: the consumer pushes, too */
     bool counts;       /* the consumer compares the statistics at the end */
     bool delivers;     /* .deliver_failures */
     bool asks;         /* the consumer reads the error as soon as there is one */
@@ -159,6 +160,8 @@ static struct {
     int completer;    /* a thread, or -1 */
     int pushed;       /* the next item of the producers */
     int producers;    /* that have not ended */
+    struct item *held; /* by an event loop whose push was refused */
+    bool ended;       /* its input */
     uint64_t failed;  /* item of the error that the consumer has read */
 } seen;
 
@@ -173,6 +176,7 @@ static void change_places(void) { (void)spdl__load(spot); }
 static struct box {
     int made;       /* items of the source */
     bool ready;     /* ready_fn was called */
+    bool room;      /* the same, for a producer */
     bool quits;     /* no deferred call is yet to come, and a source may return */
     bool waits;     /* a source waits for that */
     bool frees;     /* a stop or a rewind is inside of free_item */
@@ -608,8 +612,40 @@ static void check_item(const item *it, uint64_t *next) {
 static void ready(void *user) {
     (void)user;
     box_lock();
-    box->ready = true;
+    box->ready = box->room = true;
     box_changed();
+}
+
+static void clear_event(bool *event) {
+    box_lock();
+    *event = false;
+    explore_unlock(box);
+}
+
+static void await_event(const bool *event) {
+    box_lock();
+    while (!*event) box_wait();
+    explore_unlock(box);
+}
+
+/* An event loop pushes until the feed is full. */
+static void push_some(void) {
+    spdl_result result = SPDL_OK;
+    while (!seen.ended && result != SPDL_FULL) {
+        if (result == SPDL_CLOSED || seen.pushed == items) {
+            if (seen.held != NULL) item_free(seen.held);
+            seen.held = NULL;
+            seen.ended = true;
+            if (spdl_pipeline_push_end(pipeline) != SPDL_OK) explore_fail("push end");
+            return;
+        }
+        if (seen.held == NULL) seen.held = item_make((uint64_t)seen.pushed, 0, 1);
+        result = spdl_pipeline_push(pipeline, seen.held, 0);
+        if (result < 0) explore_fail("push %d", (int)result);
+        if (result != SPDL_OK) continue;
+        seen.held = NULL;
+        seen.pushed++;
+    }
 }
 
 /* Waits for the next item, in next or for ready_fn. */
@@ -617,14 +653,11 @@ static spdl_result next_item(void **got) {
     spdl_result result;
     if (!now->ready) return spdl_pipeline_next(pipeline, got, -1);
     for (;;) {
-        box_lock();
-        box->ready = false;
-        explore_unlock(box);
+        clear_event(&box->ready);
+        if (now->loops) push_some();
         result = spdl_pipeline_next(pipeline, got, 0);
         if (result != SPDL_TIMEOUT) return result;
-        box_lock();
-        while (!box->ready) box_wait();
-        explore_unlock(box);
+        await_event(&box->ready);
     }
 }
 
@@ -746,6 +779,10 @@ static void rewind_all(void) {
     }
     if (spdl_pipeline_rewind(pipeline, 0, -1) != SPDL_OK) explore_fail("rewind");
     seen.taken = 0;
+    if (seen.held != NULL) item_free(seen.held);
+    seen.held = NULL;
+    seen.pushed = 0;
+    seen.ended = false;
 }
 
 /* --- other threads --- */
@@ -789,18 +826,28 @@ static void *second_stopper(void *arg) {
     return arg;
 }
 
+/* Waits for room, in push or for ready_fn. */
+static spdl_result push_item(item *made) {
+    spdl_result result;
+    const int64_t timeout = now->ready ? 0 : now->push_ns != 0 ? now->push_ns : -1;
+    for (;;) {
+        if (now->ready) clear_event(&box->room);
+        result = spdl_pipeline_push(pipeline, made, timeout);
+        if (!now->ready || result != SPDL_FULL) return result;
+        await_event(&box->room);
+    }
+}
+
 /* Several of them push in turn, without order between them. The last one ends the input. */
 static void *producer(void *arg) {
     spdl_result result = SPDL_OK;
     while (seen.pushed < items && result != SPDL_CLOSED) {
         item *made = item_make((uint64_t)seen.pushed++, 0, 1);
-        while ((result = spdl_pipeline_push(pipeline, made, now->push_ns != 0 ? now->push_ns
-                                                                              : -1)) ==
-               SPDL_E_INVALID)
-            explore_yield(); /* another one is inside */
+        while ((result = push_item(made)) == SPDL_E_INVALID) explore_yield(); /* one is inside */
         if (result == SPDL_OK) continue;
         item_free(made);
-        if (!(seen.stops && result == SPDL_CLOSED) && !(now->drops && result == SPDL_FULL) &&
+        if (!((seen.stops || now->does == FAILS) && result == SPDL_CLOSED) &&
+            !(now->drops && result == SPDL_FULL) &&
             !(now->push_ns != 0 && result == SPDL_TIMEOUT))
             explore_fail("push %d", (int)result);
     }
@@ -934,6 +981,32 @@ static const plan plans[] = {
     { "feed drops, one call", feed, .drops = true, .concurrency = 1, .others = { producer } },
     { "feed, two producers", feed, .completion = true, .others = { producer, producer } },
     { "feed stopped", feed, .workers = 1, .items = 3, .others = { producer, stopper } },
+    { "feed ready", feed, .workers = 1, .concurrency = 1, .ready = true, .others = { producer } },
+    { "feed ready, two", feed, .ready = true, .others = { producer } },
+    { "feed ready alone", feed, .workers = SPDL_INLINE, .ready = true, .others = { producer } },
+    { "feed ready drops", feed, .workers = 1, .drops = true, .completion = true, .ready = true,
+      .others = { producer } },
+    { "feed ready stopped", feed, .workers = 1, .concurrency = 1, .ready = true,
+      .others = { producer, stopper } },
+    { "feed ready fails", feed, .ready = true, .does = FAILS, .at = ITEM(1),
+      .others = { producer } },
+    { "event loop", feed, .workers = 1, .ready = true, .loops = true },
+    { "event loop skips", feed, .workers = 1, .ready = true, .loops = true, .does = SKIPS,
+      .at = ITEM(0) | ITEM(1) | ITEM(2) },
+    { "event loop skips, two", feed, .items = 5, .ready = true, .loops = true, .does = SKIPS,
+      .at = ITEM(0) | ITEM(1) | ITEM(2) | ITEM(3) },
+    { "event loop alone", feed, .workers = SPDL_INLINE, .ready = true, .loops = true,
+      .does = SKIPS, .at = ITEM(0) | ITEM(1) },
+    { "event loop on a pool", feed, .workers = 1, .ready = true, .loops = true, .pipelines = 2,
+      .others = { consumer_of_second } },
+    { "event loop stopped", feed, .workers = 1, .ready = true, .loops = true,
+      .others = { stopper } },
+    { "event loop fails", feed, .workers = 1, .ready = true, .loops = true, .does = FAILS,
+      .at = ITEM(1) },
+    { "event loop rewound", feed, .workers = 1, .ready = true, .loops = true, .then = REWINDS,
+      .after = 1 },
+    { "event loop destroyed", feed, .workers = 1, .ready = true, .loops = true, .then = DESTROYS,
+      .after = 1 },
     { "deferred", deferred, .workers = 1, .items = 3 },
     { "deferred unordered", deferred, .workers = 1, .items = 3, .completion = true },
     { "deferred next works", deferred, .workers = 1, .works_ns = -1, .items = 3 },
@@ -1093,6 +1166,7 @@ void explore_begin(const void *of) {
 static void end(void) {
     int i;
     spdl_pipeline_destroy(pipeline);
+    if (seen.held != NULL) item_free(seen.held);
     for (i = 0; i < 2; i++) spdl_pipeline_destroy(more[i]);
     spdl_pool_destroy(pool);
     spdl_sampler_destroy(sampler);

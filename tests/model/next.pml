@@ -1,5 +1,6 @@
 /* The trainer and the sink: spdl__next_wait, spdl__sink_take, the hint for the trainer behind a put
-   and behind the finish, and spdl__pipeline_halt of >>stop-impl, >>next-impl and >>flow-impl.
+   and behind the finish, and spdl__pipeline_halt of >>stop-impl, >>next-impl, >>wake-impl and
+   >>flow-impl.
 
    Two workers put TICKETS results of an ordered row, each an item or a hole (a dropped item), and
    do a read-modify-write behind each (the next take, or the leave). The trainer takes items in the
@@ -11,12 +12,14 @@
    for ever or end with a timeout, after which the trainer asks again.
 
    With READY the consumer never sleeps in next. It asks with a timeout of 0, and after a TIMEOUT it
-   waits for ready_fn, which adds to `fed`; or it asks again before that. `waiting` and the place
-   among the sleepers stay as they are from the first TIMEOUT to the next result (spdl__next_ready).
+   waits for ready_fn, which adds to `fed`; or it asks again before that. `waiting` is set from the
+   TIMEOUT on. Who clears it takes the trainer out of the sleepers, be it a waker or the trainer at
+   its next result (spdl__ready_arm, spdl__ready_end).
    It empties its own event before it asks, as the header requires: `word`.
 
    Checked: when nothing moves any more, the trainer does not sleep while the ticket it waits for is
-   there, be it the end, or after a stop; and without a stop it got every item.
+   there, be it the end, or after a stop; and without a stop it got every item. With READY it is
+   counted once while `waiting` is set, and not otherwise.
 
    Switches that take out one part of the protocol, and must fail:
      PLAIN_WAITING  `waiting` is stored, without a full barrier before the second look
@@ -29,6 +32,7 @@
      SILENT_STOP    neither is the stop
      EARLY_STOP     the stop looks for the trainer before it is set
      UNCOUNTED      with READY: the consumer is not among the sleepers
+     KEEPS_COUNT    with READY: who wakes it leaves it there
      LATE_WORD      with READY: it empties its event after it has asked
    and one that makes the model smaller:
      NO_STOP        nobody stops */
@@ -56,6 +60,18 @@ byte taken;
 
 #include "tso.pml"
 
+/* The rest of spdl__wake_waiter, behind the swap. */
+inline wake_trainer() {
+    if
+    :: woke ->
+#if defined READY && !defined UNCOUNTED && !defined KEEPS_COUNT
+        d_step { assert(sleepers > 0); sleepers-- };
+#endif
+        d_step { fed++; asleep = false; woke = false }
+    :: else
+    fi
+}
+
 /* behind a full barrier; `anyway`: also without an item */
 inline hint(p, anyway) {
     if
@@ -65,10 +81,7 @@ inline hint(p, anyway) {
         if
         :: anyway || LOAD(p, STAMP(at)) != 0 ->
             d_step { FENCED(p); woke = mem[WAITING] == 1; mem[WAITING] = 0 };
-            if
-            :: woke -> d_step { fed++; asleep = false; woke = false }
-            :: else
-            fi
+            wake_trainer()
         :: else
         fi;
         at = 0
@@ -141,10 +154,20 @@ inline sink_take() {
 }
 
 #ifdef READY
+/* if it was counted before */
+inline take_out() {
+    if
+#ifndef UNCOUNTED
+    :: was -> d_step { assert(sleepers > 0); sleepers--; was = false }
+#endif
+    :: else -> was = false
+    fi
+}
+
 /* spdl__next_ready */
 proctype Trainer() {
     byte word, at;
-    bool got, moved, ended, halted, armed;
+    bool got, moved, ended, halted, was;
 next:
     atomic { FENCED(TRAINER); got = false; moved = false };
 #ifndef LATE_WORD
@@ -153,19 +176,16 @@ next:
     sink_take();
     if
     :: !(got || ended || halted) ->
-        if
-        :: !armed ->
 #ifndef UNCOUNTED
-            d_step { FENCED(TRAINER); sleepers++ };
+        d_step { FENCED(TRAINER); sleepers++ };
 #endif
-            armed = true
-        :: else
-        fi;
 #ifdef PLAIN_WAITING
+        was = LOAD(TRAINER, WAITING) == 1;
         store(TRAINER, WAITING, 1);
 #else
-        d_step { FENCED(TRAINER); mem[WAITING] = 1 };
+        d_step { FENCED(TRAINER); was = mem[WAITING] == 1; mem[WAITING] = 1 };
 #endif
+        take_out();
 #ifndef NO_RECHECK
         sink_take();
 #endif
@@ -173,14 +193,8 @@ next:
     fi;
     if
     :: got || ended || halted ->
-        if
-        :: armed -> /* no longer */
-            d_step { FENCED(TRAINER); mem[WAITING] = 0; armed = false };
-#ifndef UNCOUNTED
-            d_step { FENCED(TRAINER); sleepers-- }
-#endif
-        :: else
-        fi;
+        d_step { FENCED(TRAINER); was = mem[WAITING] == 1; mem[WAITING] = 0 };
+        take_out();
         if
         :: got -> goto next
         :: else -> goto done
@@ -267,10 +281,7 @@ inline halt_hint() {
     if
     :: mem[WAITING] == 1 ->
         d_step { woke = mem[WAITING] == 1; mem[WAITING] = 0 };
-        if
-        :: woke -> d_step { fed++; asleep = false; woke = false }
-        :: else
-        fi
+        wake_trainer()
     :: else
     fi
 }
@@ -299,4 +310,7 @@ init {
     assert(!(asleep && mem[STAMP(mem[HEAD])] != 0));
     assert(!(asleep && stopping));
     assert(stopping || taken == items)
+#if defined READY && !defined UNCOUNTED
+    ; assert(sleepers == mem[WAITING])
+#endif
 }

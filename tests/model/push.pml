@@ -13,13 +13,19 @@
    and takes it by the row's own swap, which needs no place in the row, if the word is not shut; it
    tries again when another one takes meanwhile. Who closes is a stop, which shuts the row, waits
    until no call is inside, and frees what is left
+   -DREADY  the producer never waits in push. After a FULL it arms: it counts itself among the
+   sleepers, swaps 2 into `waiting`, and looks once more. Then it waits for ready_fn, which adds to
+   `room`; or it pushes again before that. It empties its own event before it pushes, as the header
+   requires: `word`. Who clears the 2 takes it out of the sleepers, be it a waker, which looks for
+   room first, or the producer at its next push (spdl__ready_arm, spdl__ready_end)
 
    END is passed by a thread that is alone in the row: it says so in the word, shuts the row, and
    leaves, which moves the head.
 
    Checked: when nothing moves any more, the producer does not sleep although there is room or the
    pipeline is closed, no worker sleeps while the row is runnable or has to finish; each item was
-   called, dropped or freed once, in order, and with DROP the producer has pushed all, or is told.
+   called, dropped or freed once, in order, and with DROP the producer has pushed all, or is told;
+   and with READY it is counted once while it is armed, and not otherwise.
 
    Switches that take out one part of the protocol, and must fail:
      PLAIN_WAITING  `waiting` is stored, without a full barrier before the second look
@@ -29,6 +35,10 @@
      SILENT_CLOSE   a failure does not look for a producer that waits
      NO_PUSH_FENCE  no full barrier between put and hint
      NO_END_HINT    the end is told to nobody
+     UNCOUNTED      (with READY) the producer is not among the sleepers
+     KEEPS_COUNT    (with READY) a waker leaves it there
+     TAKES_TWICE    (with READY) the next push takes it out, even if a waker has done so
+     LATE_COUNT     (with READY) the producer counts itself behind the swap of `waiting`
      PLAIN_DROP     (with DROP) the producer stores the new head
      NEEDS_PLACE    (with DROP) the producer does not pass an item while the row is at its limit
      BLIND_DROP     (with DROP) the producer does not look whether the row is shut */
@@ -101,16 +111,36 @@ inline hint_row(p) {
     fi
 }
 
+#define ROOM(p) (pushed - HD(LOAD(p, W)) < CAPACITY)
+#ifdef READY
+#define ARMED 2
+#else
+#define ARMED 1
+#endif
+
+/* Who closes does not read the sleepers. */
 inline wake_producer(p) {
     if
-    :: sleepers >= 16 && LOAD(p, WAITING) == 1 ->
-        d_step { FENCED(p); found = mem[WAITING] == 1; mem[WAITING] = 0 };
+    :: (p == CLOSER || sleepers >= 16) && LOAD(p, WAITING) == ARMED ->
+#ifdef READY
         if
-        :: found -> d_step { room++; found = false; producer_asleep = false }
+        :: !ROOM(p) && LOAD(p, CLOSED) == 0 -> goto no_room
+        :: else
+        fi;
+#endif
+        d_step { FENCED(p); found = mem[WAITING] == ARMED; mem[WAITING] = 0 };
+        if
+        :: found ->
+#if defined READY && !defined UNCOUNTED && !defined KEEPS_COUNT
+            d_step { assert(sleepers >= 16); sleepers = sleepers - 16 };
+#endif
+            d_step { room++; found = false; producer_asleep = false }
         :: else
         fi
     :: else
-    fi
+    fi;
+no_room:
+    skip
 }
 
 proctype Worker(byte me) {
@@ -211,13 +241,34 @@ inline push_try() {
     :: LOAD(PRODUCER, CLOSED) != 0 -> closed = true
     :: else ->
         if
-        :: pushed - HD(LOAD(PRODUCER, W)) < CAPACITY ->
+        :: ROOM(PRODUCER) ->
             store(PRODUCER, STAMP(pushed), ITEM);
             pushed++;
             hint_put();
             got = true
         :: else
         fi
+    fi
+}
+
+inline arm_count() {
+#ifndef UNCOUNTED
+    d_step { FENCED(PRODUCER); sleepers = sleepers + 16 }
+#else
+    skip
+#endif
+}
+
+inline disarm() {
+    d_step { FENCED(PRODUCER); found = mem[WAITING] == 2; mem[WAITING] = 0 };
+#ifdef TAKES_TWICE
+    found = true;
+#endif
+    if
+#ifndef UNCOUNTED
+    :: found -> d_step { assert(sleepers >= 16); sleepers = sleepers - 16; found = false }
+#endif
+    :: else -> found = false
     fi
 }
 
@@ -228,6 +279,9 @@ proctype Producer() {
     :: pushed == ITEMS || closed -> break
     :: else ->
         got = false;
+#if defined READY && !defined LATE_WORD
+        word = room;
+#endif
         push_try(); /* those of the pauses are tries like this one */
 #ifdef DROP
         if
@@ -275,6 +329,44 @@ proctype Producer() {
                 word = 0
             fi
         fi
+#elif defined READY
+        do
+        :: got || closed -> break
+        :: else ->
+#ifndef LATE_COUNT
+            arm_count();
+#endif
+#ifdef PLAIN_WAITING
+            store(PRODUCER, WAITING, 2);
+#else
+            d_step { FENCED(PRODUCER); mem[WAITING] = 2 };
+#endif
+#ifdef LATE_COUNT
+            arm_count();
+#endif
+            if
+#ifndef NO_RECHECK
+            :: ROOM(PRODUCER) || LOAD(PRODUCER, CLOSED) != 0
+#endif
+            :: else ->
+#ifdef LATE_WORD
+                word = room;
+#endif
+                d_step { producer_asleep = room == word; word = 0 };
+                if
+                :: true ->
+end_asleep:
+                    !producer_asleep
+                :: true -> producer_asleep = false /* it pushes by itself */
+                fi;
+#ifndef LATE_WORD
+                word = room
+#endif
+            fi;
+            disarm();
+            push_try()
+        od;
+        word = 0
 #else
         do
         :: got || closed -> break
@@ -366,6 +458,9 @@ init {
     assert(!(producer_asleep && pushed - HD(mem[W]) < CAPACITY));
     assert(!(producer_asleep && mem[CLOSED] != 0));
     assert(!(ASLEEP && RUNS(0, mem[W])));
+#if defined READY && !defined UNCOUNTED
+    assert(sleepers / 16 == mem[WAITING] / 2)
+#endif
 #if defined DROP && defined NO_CLOSE
     assert(pushed_all || AC(mem[W]) == 3) /* told: none is left out */
 #endif

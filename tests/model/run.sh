@@ -44,7 +44,7 @@ is_wanted() {
 # What the assertions speak of: another one that fails is a mistake in the model.
 claims='asleep|inside|value|passed|returned|taken|late|result|settled|told|gone|waits'
 claims="$claims|ticket|calls|freed|pushed|where|fate|over|next|failed|blocked|due|seen|stopped"
-claims="$claims|tail|head|old|at!=|refunds|touched|stopping|got"
+claims="$claims|tail|head|old|at!=|refunds|touched|stopping|got|sleepers"
 
 # Most searches are over sooner than a compiler has optimised them: `large` ones, of more than a
 # million states, are worth it. COLLAPSE takes half the memory and half as long again. The search is
@@ -166,6 +166,7 @@ model holds quiet -DALONE
 large holds turn -DITEMS=1
 large holds push -DITEMS=2 -DNO_CLOSE
 large holds push -DDROP -DNO_CLOSE
+large holds push -DREADY -DITEMS=2 -DNO_CLOSE
 large holds event -DNO_CLOSE
 large holds wait_mpmc -DNO_CLOSE -DNO_TIMEOUT
 large holds wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DCAPACITY=2
@@ -205,6 +206,9 @@ if [ "$long" = yes ]; then
     large holds push -DITEMS=2
     large holds push -DNO_CLOSE
     large holds push -DLIM=1
+    large holds push -DREADY -DITEMS=2
+    large holds push -DREADY -DNO_CLOSE
+    large holds push -DREADY -DLIM=1
     large holds next
     large holds turn
     large holds next -DTICKETS=2
@@ -215,6 +219,7 @@ if [ "$long" = yes ]; then
     large holds loader -DBATCHES=2
     large holds loader
     large breaks push -DLIM=1 -DSILENT_CLOSE
+    large breaks push -DREADY -DLIM=1 -DSILENT_CLOSE
     large breaks push -DDROP -DITEMS=2 -DBLIND_DROP
     large breaks sit -DHOLES -DITEMS=3 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1 -DLATE_DROPPED
     large breaks sit $full -DITEMS=4 -DROOMS=2 -DNO_SLEEP -DLIM1=1 -DNO_PREV
@@ -283,7 +288,8 @@ model breaks wait_mpmc -DPUSHERS=2 -DPOPPERS=1 -DNO_TIMEOUT -DNO_MARK
 for mutant in PLAIN_WAITING NO_PUT_FENCE NO_RECHECK LATE_FED OWN_TICKET NO_END_HINT; do
     model breaks next -DTICKETS=2 -DNO_STOP "-D$mutant"
 done
-for mutant in PLAIN_WAITING NO_PUT_FENCE NO_RECHECK OWN_TICKET NO_END_HINT UNCOUNTED LATE_WORD; do
+for mutant in PLAIN_WAITING NO_PUT_FENCE NO_RECHECK OWN_TICKET NO_END_HINT UNCOUNTED KEEPS_COUNT \
+    LATE_WORD; do
     model breaks next -DREADY -DTICKETS=2 -DNO_STOP "-D$mutant"
 done
 model breaks next -DREADY -DTICKETS=2 -DSILENT_STOP
@@ -315,6 +321,11 @@ done
 for mutant in PLAIN_WAITING NO_RECHECK LATE_WORD EARLY_HINT NO_PUSH_FENCE NO_END_HINT; do
     model breaks push -DITEMS=2 -DNO_CLOSE "-D$mutant"
 done
+for mutant in PLAIN_WAITING NO_RECHECK LATE_WORD EARLY_HINT NO_PUSH_FENCE NO_END_HINT UNCOUNTED \
+    KEEPS_COUNT TAKES_TWICE; do
+    model breaks push -DREADY -DITEMS=2 -DNO_CLOSE "-D$mutant"
+done
+model breaks push -DREADY -DITEMS=2 -DLIM=1 -DLATE_COUNT
 for mutant in PLAIN_DROP NEEDS_PLACE; do
     model breaks push -DDROP -DNO_CLOSE "-D$mutant"
 done
