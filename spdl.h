@@ -1166,9 +1166,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    Gathered items end with the run of the pipeline, and with a failure. A stop that waits, a rewind,
    a load and destroy call the stage with spdl_flushing, and free the results. They call it once, or
    with .again until it returns SPDL_SKIP or SPDL_OK. These calls are on the thread that stops, with
-   the number of one of the workers. A flushing call that fails is repeated once, with
-   .again up to 100 times. A stage that goes on failing must drop what it holds, or it is in the next
-   pass. */
+   the number of one of the workers. A flushing call that fails is repeated once, with .again up to
+   100 times. A stage that goes on failing must drop what it holds, or it is in the next pass. */
 
 /* ============================================================================================= */
 /* >>branches
