@@ -1023,7 +1023,7 @@ static void sources_and_trainers(void) {
     const program list_slow = { .name = "source", .source = { .sleeps_us = 4000 },
                                 .workers = 4, .items = 100,
                                 .limit = SPDL_LIMIT_SERIAL, .row = 0,
-                                .cure = "ove work from the source" };
+                                .cure = "Else move the waiting into a stage" };
     const program slow_step = { .name = "trainer", .stage = { .sleeps_us = 200 }, .concurrency = 2,
                                 .workers = 4, .items = 60, .step_us = 6000,
                                 .limit = SPDL_LIMIT_CONSUMER, .row = -1,
