@@ -2178,7 +2178,7 @@ SPDL__PRIVATE spdl_result spdl__iter_first(const spdl_cuda_iter_desc *desc, void
 }
 
 SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, const spdl_cuda_iter_desc *desc) {
-    spdl_cuda_desc slots;
+    spdl_cuda_desc known;
     spdl_cuda *cuda = NULL;
     spdl_result result;
     void *item = NULL, *arena;
@@ -2190,12 +2190,12 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, const spdl_cuda_
     if (desc->next == NULL || desc->view != NULL)
         return spdl__error_set(desc->error, SPDL_E_INVALID, "cuda: iterator: next is NULL, or view "
                                                             "is set, which iter_create takes");
-    memset((void *)&slots, 0, sizeof(slots));
-    slots.device = desc->device;
-    slots.logger = desc->logger;
-    slots.error = desc->error;
-    result = spdl__iter_first(desc, &item, &slots.slot_bytes);
-    if (result == SPDL_OK) result = spdl_cuda_open(&cuda, &slots);
+    memset((void *)&known, 0, sizeof(known));
+    known.device = desc->device;
+    known.logger = desc->logger;
+    known.error = desc->error;
+    result = spdl__iter_first(desc, &item, &known.slot_bytes);
+    if (result == SPDL_OK) result = spdl_cuda_open(&cuda, &known);
     if (result == SPDL_OK && desc->next == spdl_loader_next_fn) {
         spdl_loader_arena((const spdl_loader *)desc->source, &arena, &bytes, NULL);
         result = spdl_cuda_adopt(cuda, arena, bytes);
