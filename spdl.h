@@ -971,8 +971,8 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
 /* Changes the concurrency of row `stage` for calls that begin later, up to its .concurrency. A row
-   that gets more calls while they sleep (see >>waiting) keeps this number from now on. It can have
-   up to 64, but no threads start for them.
+   that gets more calls while they sleep (see >>waiting) keeps this number from now on, up to 64,
+   and gets threads for it.
    Returns: SPDL_OK, SPDL_E_INVALID (no such row, or not a pipe), SPDL_E_LIMIT (less than 1 or too
             many). */
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
@@ -10336,10 +10336,9 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
 
    Threads. A worker of the pool that has left a measured sitting judges its row if the lock
    `growing` is free, and then starts extra workers. It is inside of the client, so destroy waits
-   for it. An extra worker that
-   starts beside a stop or destroy reads `stopping` or `quit` before it takes anything. It has a
-   task before `open` counts it, and `open` counts it before its thread starts.
-   spdl_pipeline_set_concurrency ends the growth of a row, under the same lock.
+   for it. An extra worker that starts during a stop or destroy reads `stopping` or `quit` before it
+   takes an item. `open` counts its task before its thread starts. spdl_pipeline_set_concurrency
+   ends the trials of a row, under the same lock. The next judgement starts workers for it.
    (tests/model/grow.pml) */
 
 #ifndef SPDL__GROWTH_NS             /* or a test has its own */
@@ -10425,8 +10424,10 @@ SPDL__PRIVATE void spdl__growth_start(spdl_pipeline *p) {
         while (p->open < spdl__growth_wanted(p) && !pool->refused) {
             const int at = p->workers + 1 + (int)p->open;
             if (p->task[at] == NULL) p->task[at] = spdl__task_make(p, at);
-            if (p->task[at] == NULL) pool->refused = true;
-            if (pool->refused) break;
+            if (p->task[at] == NULL) {
+                spdl__store32(&pool->refused, 1);
+                break;
+            }
             spdl__store32(&p->open, p->open + 1);
             if (!spdl__pool_grow(pool)) spdl__store32(&p->open, p->open - 1);
         }
@@ -10462,7 +10463,10 @@ SPDL__NOINLINE void spdl__row_judge(spdl_pipeline *p, spdl__node *node, uint64_t
         spdl__store32(&node->limit, next);
     }
     spdl__unlock(&p->pool->growing, &p->pool->idle);
-    if (next <= limit) return;
+    if (spdl__load32(&p->open) >= spdl__growth_wanted(p) || spdl__load32(&p->pool->refused)) {
+        if (next > limit) spdl__wake_changed(p, node); /* there are threads for the new calls */
+        return;
+    }
     spdl__growth_start(p);
     spdl__wake_changed(p, node);
 }

@@ -182,6 +182,21 @@ static void a_written_limit_stays(void) {
     DONE(p);
 }
 
+/* A number that is set before the row has grown gets its threads. */
+static void a_written_limit_gets_threads(void) {
+    script s = { .sleep_us = 1000 };
+    const int calls = 3 * first_calls() < SPDL__MAX_CALLS ? 3 * first_calls() : SPDL__MAX_CALLS;
+    spdl_pipeline *p;
+    NEEDS_GROWTH();
+    least_gain = 1e9; /* no trial helps */
+    p = DEFAULTS(COUNT_TO(-1), SLEEPS(&s), SPDL_SINK(8));
+    REQUIRE(spdl_pipeline_set_concurrency(p, 1, calls) == SPDL_OK);
+    (void)take_until(p, 0, calls);
+    CHECK_EQ(stats_of(p, 1).concurrency, calls);
+    CHECK_EQ(workers_of(p), calls - 1);
+    DONE(p);
+}
+
 /* The system refuses threads after some. What runs goes on. */
 static void refused_threads_end_the_growth(void) {
     static const int allowed[] = { 0, 1, 5 };
@@ -351,6 +366,7 @@ TEST_TABLE(grow){
     TEST_CASE(what_does_not_help_is_taken_back),
     TEST_CASE(nothing_grows_where_numbers_are_written),
     TEST_CASE(a_written_limit_stays),
+    TEST_CASE(a_written_limit_gets_threads),
     TEST_CASE(refused_threads_end_the_growth),
     TEST_CASE(refused_memory_ends_the_growth),
     TEST_CASE(next_leaves_it_to_the_workers),
