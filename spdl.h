@@ -536,7 +536,8 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
                                                       the concurrency
        .threads       source                0         1: a thread of its own, so it may block
        .buffer_size   all but the last two  2         results that can wait behind the row; before a
-                                                      batch its size, branch 32
+                                                      batch 3 times its size, at most 1024; branch
+                                                      32
        .output_order  pipe, merge           input     SPDL_ORDER_COMPLETION: see >>order
        .item_bytes    source, pipe, batch   0         bytes of an item of reused memory: >>memory
        .allocator     with .item_bytes      desc's    allocates the blocks of this row
@@ -12473,15 +12474,14 @@ SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
            (row->kind != SPDL_KIND_SOURCE || row->threads == 0);
 }
 
-/* The default of buffer_size. Items before a batch are held in any case. */
+/* The default of buffer_size. Before a batch one slow call holds nothing up while the others make
+   two batches more. */
 SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    if (spdl__row_places(plan, i))
-        return (int)spdl__min(SPDL__SITTING_ITEMS, (uint64_t)row[1].size);
     if (row->kind == SPDL_KIND_BRANCH && strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0)
         return SPDL__ROUTED;
-    if (row[1].kind == SPDL_KIND_BATCH && row[1].item_bytes == 0)
-        return (int)spdl__max(2, spdl__min(SPDL__BATCH_BUFFER, (uint64_t)row[1].size));
+    if (row[1].kind == SPDL_KIND_BATCH)
+        return (int)spdl__min(SPDL__BATCH_BUFFER, 3 * (uint64_t)row[1].size);
     return 2;
 }
 
