@@ -343,7 +343,7 @@ static void numbers_of_newer_fields_have_limits(void) {
     PIPE_REFUSED("free_state is set without again", .free_state = free_none);
     PIPE_REFUSED("deferred and flush are both set", .deferred = true, .flush = true);
     PIPE_REFUSED("again is set, and concurrency is more than 1: write .output_order = "
-                 "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long",
+                 "SPDL_ORDER_COMPLETION, or a stage before it that does the slow work",
                  .again = true, .concurrency = 2);
 }
 

@@ -404,7 +404,7 @@ static void what_makes_no_sense_is_refused(void) {
     REFUSED("sampler: order or tail is unknown", .order = (spdl_sampler_order)99);
     REFUSED("sampler: order or tail is unknown", .tail = (spdl_tail)-1);
     REFUSED("sampler: index_fn is NULL", .order = SPDL_SAMPLE_FUNCTION, .count = 1);
-    REFUSED("sampler: block is 0, must be the indices in a block",
+    REFUSED("sampler: block is 0, must be the number of indices in a block",
             .order = SPDL_SAMPLE_BLOCKS, .count = 10);
     REFUSED("sampler: set both functions of the allocator or none",
             .allocator = { .free_fn = nobody_frees });
@@ -999,7 +999,7 @@ static void ranks_share_each_source(void) {
 static void samplers_of_a_mixture_have_no_ranks(void) {
     spdl_sampler *of[] = { SHUFFLED(.count = 6, .seed = 1), SHUFFLED(.count = 3, .seed = 2) };
     spdl_sampler *ranked[] = { of[0], SAMPLER(.count = 3, .ranks = { 0, 2 }) };
-    REFUSED("sampler: samplers[1] has ranks of its own; give them to the one of the mixture",
+    REFUSED("sampler: samplers[1] has ranks of its own; set the ranks of the mixture instead",
             .order = SPDL_SAMPLE_MIXTURE, WEIGHTS(1, 1), .samplers = ranked, .draws = 1);
     spdl_sampler_destroy(ranked[1]);
     spdl_sampler_destroy(of[0]), spdl_sampler_destroy(of[1]);
