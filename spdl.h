@@ -124,7 +124,7 @@
 #ifdef __cplusplus
 #define SPDL__CAST(type, value) static_cast<type>(value)
 #define SPDL__UNCONST(pointer) const_cast<void *>(static_cast<const void *>(pointer))
-#define SPDL__INT_ENUM : int /* as in C, where the negative values see to it */
+#define SPDL__INT_ENUM : int /* as in C, where negative values make it an int */
 #if __cplusplus >= 202002L
 #define SPDL__ZERO = {} /* C++20 can leave out such a field without a warning */
 #else
@@ -147,8 +147,8 @@ extern "C" {
                         Rings, inline pipelines, pools of guests, statistics, traces, cache and npz
                         remain. .threads and SPDL_FROM return SPDL_E_THREAD. A call that would sleep
                         returns SPDL_TIMEOUT at once.
-   If all files define them, a call of a removed function does not compile; else it does not link.
-   Structs stay the same. */
+   If all files define them, a call of a removed function does not compile. Otherwise it does not
+   link. Structs stay the same. */
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on one side of an SPSC ring: an assert fails
@@ -167,7 +167,7 @@ extern "C" {
        100 timeouts in a row of a next without .ready_fn, except with a timeout of 0: a warning
    -fsanitize=address finds a stage that frees its input. */
 
-/* Limits that size plain structs. */
+/* Limits that set the sizes of plain structs. */
 #define SPDL_MAX_STAGES 32
 #define SPDL_NAME_BYTES 32
 #define SPDL_TEXT_BYTES 512
@@ -188,7 +188,7 @@ SPDL_API const char *spdl_version(void);
 /* >>time */
 
 /* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. A
-   negative one never ends. */
+   negative timeout never ends. */
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
 #define SPDL_SECONDS(s) SPDL__CAST(int64_t, SPDL__CAST(double, s) * 1e9)
 
@@ -284,9 +284,9 @@ typedef struct spdl_logger {
 /* >>ring
    A bounded queue of items of one size, by default a pointer; first in, first out.
 
-   Calls with a timeout spin, then sleep. After SPDL_OK the ring owns a pushed item, and the
-   caller owns a popped one. After any other result nothing has moved. A push returns SPDL_CLOSED
-   once the ring is closed; a pop once it is closed and empty.
+   Calls with a timeout spin, then sleep. After SPDL_OK the ring owns a pushed item, and the caller
+   owns a popped one. After any other result nothing has moved. A push returns SPDL_CLOSED once the
+   ring is closed, and a pop once the ring is closed and empty.
 
    MPMC takes any number of threads. A consumer gets the items of one producer in order. A thread
    that is stopped inside of a push or pop delays the slots behind it: try_pop can return SPDL_EMPTY
@@ -393,8 +393,8 @@ typedef enum spdl_event {
     SPDL_EVENT_WAIT_END
 } spdl_event;
 
-/* A receiver of events; zero is none. `name` is valid as long as the pool or pipeline. All threads
-   call event_fn at the same time, and it must not call the library. */
+/* A receiver of events; zero means none. `name` is valid as long as the pool or pipeline. All
+   threads call event_fn at the same time, and it must not call the library. */
 typedef struct spdl_profiler {
     void (*event_fn)(spdl_event event, const char *name, uint64_t number, void *user) SPDL__ZERO;
     void *user SPDL__ZERO;
@@ -524,7 +524,8 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 
 /* ============================================================================================= */
 /* >>rows
-   The fields of a row. Zero is the default. create names each field that its row does not have.
+   The fields of a row. Zero is the default. create refuses a field that its row does not have, and
+   names it.
 
        field          rows                  default   meaning
        .name          all                   function  in errors and traces; a second row of the same
@@ -831,7 +832,7 @@ typedef struct spdl_pipeline_desc {
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
     size_t stack_bytes SPDL__ZERO;    /* of its own threads; 0: the system's default */
     int64_t next_works_ns SPDL__ZERO; /* the thread in next runs rows whose mean call is at most
-                                         this. SPDL_FOREVER: all rows. 0: no row, but all rows with
+                                         this. SPDL_FOREVER: all rows. 0: no row, or all rows with
                                          workers = 0. `pool` needs guests. No stage may wait for
                                          the consumer */
     spdl_allocator allocator SPDL__ZERO;
@@ -857,7 +858,7 @@ typedef struct spdl_pipeline_desc {
    the log. A row with more concurrency than threads causes a warning.
    Returns: the results of create in DEFAULTS, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool
             has 64 pipelines already).
-   Blocks:  as spdl_pool_create, for its own pool. */
+   Blocks:  until its own pool has started, as spdl_pool_create does. */
 SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                           const spdl_stage *stages, size_t stage_count)
     SPDL__CHECKED;
@@ -872,21 +873,21 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
             a shared pool it also waits until each worker was free. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
-/* Takes the next item. `pipeline` is a spdl_pipeline, and void * because the function is a
-   spdl_next_fn. A timeout loses nothing. After the last item every call returns SPDL_END, the error
-   that ended the pipeline, or SPDL_CLOSED after a stop. With .continuous it returns SPDL_END once
-   after each epoch. The caller owns *item after SPDL_OK. Other results leave *item as it was; for
-   the exception see Failed requests in >>failures.
+/* Takes the next item. `pipeline` is a spdl_pipeline. Its type is void *, as in every spdl_next_fn.
+   A timeout loses nothing. After the last item every call returns SPDL_END, the error that ended
+   the pipeline, or SPDL_CLOSED after a stop. With .continuous it returns SPDL_END once after each
+   epoch. The caller owns *item after SPDL_OK. Other results leave *item as it was; for the
+   exception see Failed requests in >>failures.
 
    Event loops. Set desc.ready_fn, and call next with a timeout of 0. After SPDL_TIMEOUT the library
-   calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. After
-   SPDL_FULL of a push it calls ready_fn once, as soon as there is room or the pipeline is closed.
-   Rarely it calls too early. The call is on any thread, also inside of next, push, stop or rewind.
-   ready_fn must not call the library. Write to an eventfd or a pipe, or post an event. Clear that
-   event before you call next or push again: see examples/event_loop.c and echo_server.c. A producer
-   and a consumer on two threads need an event each, and ready_fn posts both. If a signal handler
-   calls stop, ready_fn can run in that handler. ready_fn must not take a lock there, and most
-   functions that post an event take one. It may write to an eventfd or a pipe.
+   calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. After a
+   push that returned SPDL_FULL it calls ready_fn once, as soon as there is room or the pipeline is
+   closed. Rarely it calls ready_fn too early. The call is on any thread, also inside of next, push,
+   stop or rewind. ready_fn must not call the library. Write to an eventfd or a pipe, or post an
+   event. Clear that event before you call next or push again: see examples/event_loop.c and
+   echo_server.c. A producer and a consumer on two threads need an event each, and ready_fn posts
+   both. If a signal handler calls stop, ready_fn can run in that handler. ready_fn must not take a
+   lock there, and most functions that post an event take one. It may write to an eventfd or a pipe.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside, or where it would wait in a stage of
@@ -947,11 +948,11 @@ spdl__next(spdl_pipeline *pipeline, void *out, int64_t timeout_ns, const char *t
             free_item runs. It does not wait inside of a stage or on a worker of its pool. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
-/* Starts again, with the source at item `sequence` of epoch 0. The items and their order are those
-   of the first time. For the next epoch see .continuous. It waits for running calls, frees all
+/* Starts again, with the source at item `sequence` of epoch 0. The items and their order are the
+   same as the first time. For the next epoch see .continuous. It waits for running calls, frees all
    items inside, and clears an end, failure or stop. A source that reads in order must compare
-   spdl_sequence, and seek. ctx and statistics remain. No function of yours runs between a stop that
-   waited and the rewind: ctx may change there.
+   spdl_sequence with its own position, and seek. ctx and statistics remain as they are. No function
+   of yours runs between a stop that waited and the rewind: ctx may change there.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID:
             called in a stage; or another thread is in next or push; or `sequence` is 2^36 or more.
    Threads: the consumer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
@@ -959,9 +960,9 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
                                           int64_t timeout_ns);
 
-/* Adds an item to SPDL_FEED. The pipeline owns it only after SPDL_OK. With .drop_oldest a
-   push without room drops the oldest item, frees it with .free_item of the row, and counts as a
-   skip of row 0. SPDL_FULL then means that a worker was taking an item in this moment. After
+/* Adds an item to SPDL_FEED. The pipeline owns it only after SPDL_OK. With .drop_oldest a push
+   without room drops the oldest item, frees it with .free_item of the row, and counts as a skip of
+   row 0. With .drop_oldest SPDL_FULL means that a worker was taking an item at that moment. After
    SPDL_FULL, not after SPDL_TIMEOUT, desc.ready_fn is called: see Event loops at next.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, or while another thread is inside.
@@ -975,9 +976,9 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int
    Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
-/* Sets how many calls of row `stage` may run at the same time, 1 to its .concurrency. It holds for
-   calls that begin later. A row that gets more calls while they sleep (see >>waiting) allows up to
-   64, and gets threads for them. Such a row keeps the number that was set.
+/* Sets how many calls of row `stage` may run at the same time, 1 to its .concurrency. The number
+   holds for calls that begin later. A row that gets more calls while they sleep (see >>waiting)
+   allows up to 64, and gets threads for them. Such a row keeps the number that was set.
    Returns: SPDL_OK, SPDL_E_INVALID (no such row, or not a pipe), SPDL_E_LIMIT (less than 1 or too
             many). */
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
@@ -997,12 +998,12 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
 /* Memory for the result of this call: see >>memory. A buffer that the call does not return in *out
    is reused when the call ends: do not free it there.
-   Returns: item_bytes bytes, the same in each call until *out is returned; NULL: there is no
-            memory, or neither this row nor a SPDL_BATCH after it has .item_bytes (the pipeline
-            fails). */
+   Returns: item_bytes bytes. A second call returns the same memory, until *out is returned. NULL:
+            there is no memory, or neither this row nor a SPDL_BATCH after it has .item_bytes (the
+            pipeline fails). */
 SPDL_API void *spdl_buffer(spdl_task *task);
 
-/* Frees a buffer of spdl_buffer, also after destroy. Not for parts of a batch. */
+/* Frees a buffer of spdl_buffer, also after destroy. It is not for parts of a batch. */
 SPDL_API void spdl_buffer_free(void *buffer);
 
 /* Frees a batch and its items, with the .free_item of their row, also after destroy. */
@@ -1055,7 +1056,7 @@ SPDL_API void **spdl_call_state(spdl_task *task);
             fails, or the row is no SPDL_BRANCH and the pipeline fails. */
 SPDL_API spdl_result spdl_route(spdl_task *task, int path);
 
-/* Returns: true in the last call of an epoch in a row with .flush; it has no input. */
+/* Returns: true in the last call of a row with .flush in an epoch. This call has no input. */
 SPDL_API bool spdl_flushing(const spdl_task *task);
 
 /* The handle of a call that will be completed later; it can be copied. */
@@ -1116,7 +1117,7 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* >>order
    In input order, the default, a row passes results in the order of its inputs. A slow call delays
    the results of later calls. Up to .buffer_size results wait for it. If inputs are dropped, up to
-   64 inputs or 2 * buffer_size + concurrency can be ahead of it, whichever is more.
+   64 inputs or 2 * buffer_size + concurrency can be ahead of the slow call, whichever is more.
    In completion order a row passes each result as soon as its call ends.
 
    A table in input order delivers the same items in the same order with any number of workers.
@@ -1150,8 +1151,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    A stage with .again returns SPDL_AGAIN with one result. It is called again with the same input
    when there is room. The last call returns SPDL_OK with the last result, SPDL_SKIP without one, or
    an error. spdl_call_state(task) keeps what the calls for one input share. Such a row needs a
-   concurrency of 1 or completion order. Put slow work in a row before it. Return large results in
-   pieces of spdl_buffer.
+   concurrency of 1 or completion order. Put slow work in a row before it. Return a large result in
+   pieces, each from spdl_buffer.
 
    Small items. Each row costs about 100 ns an item. For items of a few microseconds let one call
    fill a whole batch:
@@ -1165,7 +1166,8 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    SPDL_UNBATCH() passes the items of each batch one by one, except NULL.
 
-   All results of one input have its spdl_sequence. Each has an spdl_item_key of its own.
+   All results of one input have the spdl_sequence of that input. Each has an spdl_item_key of its
+   own.
 
    A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
    call, and `in` is NULL. The stage can gather items and pass the rest then.
@@ -1186,10 +1188,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    While one path is full, its results wait in the branch and other paths go on. At most
    .buffer_size results of SPDL_BRANCH wait, for all paths together.
 
-   The merge passes results in the order of the branch. Rows inside of a path then make at most one
-   result for each input: create refuses .again, .flush, batches and completion order there. With
-   SPDL_ORDER_COMPLETION the merge passes what is ready, and a path can contain any rows. With
-   SPDL_BATCH in each path, all items of a batch are of one path. */
+   The merge passes results in the order of the branch. In this order rows inside of a path make at
+   most one result for each input: create refuses .again, .flush, batches and completion order
+   there. With SPDL_ORDER_COMPLETION the merge passes what is ready, and a path can contain any
+   rows. With SPDL_BATCH in each path, all items of a batch are of one path. */
 
 /* ============================================================================================= */
 /* >>waiting
@@ -1205,12 +1207,12 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Calls that sleep. With workers = 0 a row with SPDL_ALL begins with a call for each processor.
    While its calls sleep and the consumer waits, it gets more calls, up to 64, and threads for them.
-   It keeps them if they make the row 1.2 times as fast. spdl_stats has the numbers of the moment.
-   To bound the calls of a row, write a number. Rows with .again, .deferred, .flush or .serial keep
-   their calls. No row gets more if .workers, .pool, policy.cpus or an .init is written, under a
-   trace or a doctor, or in a loader. Only Linux reports how long threads wait for a processor,
-   which this needs. The new threads allocate memory, and events of a profiler have worker numbers
-   up to 64.
+   It keeps them if they make the row 1.2 times as fast. spdl_stats has the present numbers. To
+   bound the calls of a row, write a number. Rows with .again, .deferred, .flush or .serial keep
+   their calls. No row gets more calls if you write .workers, .pool, policy.cpus or an .init, nor
+   under a trace or a doctor, nor in a loader. This works on Linux only: other systems do not report
+   how long threads wait for a processor. The start of a new thread allocates memory. In events of a
+   profiler its worker number can be up to 64.
 
    Late calls. While the thread in next is in a call of a stage, next cannot return. 5 seconds after
    the timeout a worker that is free writes row and item of the call to the log, once for each
@@ -1219,9 +1221,9 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Sources that block. With .threads = 1 a source has its own thread. SPDL_FROM(Type, next_fn,
    source) is such a source: its items are those of next_fn(source, &item, timeout), for example of
-   spdl_pipeline_next of another pipeline. It waits at most 50 ms at a time, and next_fn must return
-   in that time. SPDL_END ends the source (or its epoch). SPDL_TIMEOUT repeats the call. Any other
-   result is a failure, with the text of the other pipeline. If the source is a loader,
+   spdl_pipeline_next of another pipeline. The source waits at most 50 ms at a time, and next_fn
+   must return in that time. SPDL_END ends the source (or its epoch). SPDL_TIMEOUT repeats the call.
+   Any other result is a failure, with the text of the other pipeline. If the source is a loader,
    spdl_loader_error has the text. `source` must outlive the pipeline. To rewind both: stop this
    pipeline, rewind the other, rewind this one. A stage may call next of another pipeline that has
    threads of its own.
@@ -1268,10 +1270,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    SPDL_FEED, SPDL_FROM, SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36
    items, and an item at most 2^28 - 2 results before SPDL_BATCH.
 
-   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. A
-   load of the texts of all ranks refuses texts of another step. To change the number of ranks, give
-   every rank the texts of all old ranks. The old ranks must be at the same item, at their last
-   item, or at the end of the epoch. To jump over items, load a text with a larger item=.
+   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. If
+   you load the texts of all ranks, texts of different steps are refused. To change the number of
+   ranks, give every rank the texts of all old ranks. The old ranks must be at the same item, at
+   their last item, or at the end of the epoch. To jump over items, load a text with a larger item=.
 
        saved after                   next returns after the load
        the last item of an epoch     SPDL_END
@@ -1291,9 +1293,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    Threads: the consumer. */
 SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
 
-/* Moves a pipeline to the position of a text, as spdl_pipeline_rewind does. It refuses a changed
-   text, another version, other rows, another seed and other data (data_hash). The error names the
-   difference, and how to load the text anyway. After a refusal the pipeline goes on as before.
+/* Moves a pipeline to the position of a text. For calls and items it does the same as
+   spdl_pipeline_rewind. It refuses a changed text, another version, other rows, another seed and
+   other data (data_hash). The error names the difference, and how to load the text anyway. After a
+   refusal the pipeline goes on as before.
    Returns: as rewind; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: a changed text; SPDL_E_INVALID:
             the text does not fit this pipeline; SPDL_E_UNSUPPORTED: as save, or the number of ranks
             cannot change at this position; SPDL_E_NOMEM; the error of an init.
@@ -1304,7 +1307,8 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const 
 
 /* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence.
    Each result of an .again row, SPDL_LINES, SPDL_TAR and SPDL_UNBATCH has a key of its own, and so
-   has each call of such a row. With SPDL_INDEX it includes the sampler's seed and the position.
+   has each call of such a row. With SPDL_INDEX the key also depends on the sampler's seed and the
+   position.
    A load and the number of workers do not change it, nor does the number of ranks before the first
    SPDL_BATCH. All rows have the same key for an item: for more numbers hash it with one of your
    own, as in spdl_hash(spdl_item_key(task), &number, sizeof number). The number of a result counts
@@ -1331,7 +1335,7 @@ typedef struct spdl_stage_stats {
     uint64_t skips;    /* dropped items; batch: by drop_last; feed: by drop_oldest */
     uint64_t freed;    /* results that a stop, failure or load freed; batch: also single items */
     uint64_t busy_ns;  /* time in calls, over all workers, with failed and running calls */
-    bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
+    bool deferred;     /* busy_ns ends when calls are completed, and is no worker's time */
     bool alone;        /* the row allows one call at a time: .serial, .flush, .again */
     bool from;         /* SPDL_FROM: takes from another pipeline */
     bool in_order;     /* results leave in input order */
@@ -1367,7 +1371,7 @@ typedef struct spdl_edge_stats {
 typedef enum spdl_limit {
     SPDL_LIMIT_NOT_KNOWN,
     SPDL_LIMIT_CONSUMER,    /* nothing: loading keeps up */
-    SPDL_LIMIT_CONCURRENCY, /* a stage that more calls at a time help, computing or asleep */
+    SPDL_LIMIT_CONCURRENCY, /* a stage needs more calls at a time, computing or asleep */
     SPDL_LIMIT_MACHINE,     /* the processors are used up */
     SPDL_LIMIT_LOCK,        /* calls of a stage wait for each other */
     SPDL_LIMIT_SERIAL,      /* a source, or a stage that may have only one call at a time */
@@ -1430,7 +1434,8 @@ typedef struct spdl_stats {
    last row can be called. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
-/* Turns `now` into the numbers since `before`. Durations of calls and steps remain those of all. */
+/* Turns `now` into the numbers since `before`. Durations of calls and steps remain those since the
+   start. */
 SPDL_API void spdl_stats_since(spdl_stats *now, const spdl_stats *before);
 
 /* Finds the limit of the consumer. `finding` can be NULL.
@@ -1438,9 +1443,9 @@ SPDL_API void spdl_stats_since(spdl_stats *now, const spdl_stats *before);
 SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding);
 
 /* The finding in words: the consumer's waits, the stage and the cause, and the settings to write. A
-   gain without a measurement is an upper bound, "up to". With a feed it has the dropped and refused
-   requests, and the time to an answer. It also names stages with over 5 % failed calls, and calls
-   that hang.
+   gain without a measurement is an upper bound, "up to". With a feed the text has the dropped and
+   refused requests, and the time to an answer. It also names stages with over 5 % failed calls, and
+   calls that hang.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -1458,8 +1463,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* ============================================================================================= */
 /* >>report
-   Statistics at intervals, from a thread of their own. desc.report requests them, or in any program
-   the environment:
+   Statistics at intervals, from a thread of their own. Request them by desc.report, or for any
+   program by the environment:
 
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
@@ -1627,8 +1632,8 @@ typedef struct spdl_headspace_report {
    random order. free_item gets each item before the call returns.
    Returns: SPDL_OK, with the answer in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or another result of
             next, and *report has the rounds so far.
-   Threads: owner of the source; step runs on it.
-   Blocks:  for about `seconds`, and as long as a call of next or step. */
+   Threads: the owner of the source. `step` runs on this thread.
+   Blocks:  for about `seconds`. The last call of next or step can make it longer. */
 SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headspace_report *report);
 
 /* ============================================================================================= */
@@ -1769,8 +1774,8 @@ SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch
 
 /* The item with this number, from 0, of this rank in an epoch, as SPDL_INDEX makes it.
    Returns: SPDL_OK; SPDL_END: the epoch has fewer items; SPDL_E_INVALID: index_fn returned
-            item->index, but count is not larger, or a pipeline, mixture or other thread uses the
-            sampler. */
+            item->index, which is not less than count; or a pipeline, mixture or other thread uses
+            the sampler. */
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
                                        spdl_index *item);
 
@@ -1779,8 +1784,8 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
        OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE   Open MPI
        PMI_RANK, PMI_SIZE                           MPICH
        SLURM_PROCID, SLURM_NTASKS                   srun
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: none is set, *ranks is 0 of 1; SPDL_E_INVALID: no valid pair
-            (see `error`), and *ranks is unchanged.
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND: none is set, *ranks is rank 0 of 1; SPDL_E_INVALID: no valid
+            pair (see `error`), and *ranks is unchanged.
    Threads: any, while no other thread changes the environment. */
 SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
 
@@ -1846,7 +1851,7 @@ typedef struct spdl_loader_desc {
     int max_restarts SPDL__ZERO;
     const int *ready_fd SPDL__ZERO;  /* address of an eventfd or pipe, for event loops: see
                                         spdl_loader_next; open copies it */
-    bool fork_with_threads SPDL__ZERO; /* accept threads: no stage needs a lock of theirs */
+    bool fork_with_threads SPDL__ZERO; /* accept threads whose locks no stage needs */
     const char *name SPDL__ZERO;       /* for messages; default "spdl" */
     spdl_logger logger SPDL__ZERO;     /* in this process */
     spdl_error *error SPDL__ZERO;
@@ -2018,7 +2023,7 @@ typedef struct spdl_npz_bundle {
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
 
-/* The same from memory, which it copies. Messages use `name`.
+/* Does the same with memory, which it copies. Messages use `name`.
    Returns: see above. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc);
@@ -2055,7 +2060,7 @@ typedef struct spdl_npz spdl_npz;
 SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path, const spdl_npz_desc *desc)
     SPDL__CHECKED;
 
-/* The same from memory, which must stay unchanged until close. Messages use `name`.
+/* Does the same with memory, which must stay unchanged until close. Messages use `name`.
    Returns: see above. */
 SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc);
@@ -12420,7 +12425,8 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
                        "set .guests of the pool");
     else if (desc->workers == SPDL__MAX_WORKERS && desc->next_works_ns != 0)
         (void)snprintf(why, sizeof(why),
-                       "workers is %d; with next_works_ns it is at most %d, as next is one",
+                       "workers is %d; with next_works_ns it is at most %d, as the thread in next "
+                       "counts as one",
                        desc->workers, SPDL__MAX_WORKERS - 1);
     else if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
         (void)snprintf(why, sizeof(why), "trace_events is %d, must be 0 to %d", desc->trace_events,

@@ -65,11 +65,11 @@
    refused.
 
    STREAMS (a cudaStream_t each) must be of the device of the spdl_cuda. A stream is one that you
-   created, 0, cudaStreamLegacy or cudaStreamPerThread. For the last three that device must be
-   current where kernels are launched. 0 is cudaStreamLegacy or, if the file of the implementation
-   has CUDA_API_PER_THREAD_DEFAULT_STREAM, cudaStreamPerThread. Only the thread that made a batch
-   ready on cudaStreamPerThread knows that stream. Streams must outlive the batches made ready on
-   them.
+   created, 0, cudaStreamLegacy or cudaStreamPerThread. For the last three the device of the
+   spdl_cuda must be current where kernels are launched. 0 means cudaStreamLegacy. If the file of
+   the implementation has CUDA_API_PER_THREAD_DEFAULT_STREAM, 0 means cudaStreamPerThread. Only the
+   thread that made a batch ready on cudaStreamPerThread knows that stream. Streams must outlive the
+   batches made ready on them.
 
    LIMITS: Linux, a driver of CUDA 11 or later. 4 readers of a batch at a time, 4096 slots of each
    kind. 5 to 6 calls of CUDA for a batch, and one more if others have pinned its memory. Streams
@@ -111,9 +111,9 @@ SPDL_API int spdl_cuda_count(spdl_error *error);
    SPDL_E_INVALID and does nothing.
    send, ready and done put work on streams and do not wait for it. Only calls with timeout_ns wait,
    up to that time. After a wait of 1 s for a slot one warning names the holders of the slots.
-   The defaults of spdl.h apply. Every call returns SPDL_OK or a result of its list. It may also
-   return SPDL_E_INVALID (an argument), SPDL_E_CUDA (a call of CUDA failed, and had no effect),
-   SPDL_E_CUDA_LOST or SPDL_E_CUDA_FORKED; spdl_cuda_error has the reason. */
+   The defaults of spdl.h apply. Every call returns SPDL_OK or a result that its comment names. It
+   may also return SPDL_E_INVALID (an argument), SPDL_E_CUDA (a call of CUDA failed, and had no
+   effect), SPDL_E_CUDA_LOST or SPDL_E_CUDA_FORKED; spdl_cuda_error has the reason. */
 
 typedef struct spdl_cuda spdl_cuda; /* slots on one device */
 
@@ -184,7 +184,8 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
    For other requests it calls the allocator of the desc. The log reports memory that cannot be
    pinned.
    Returns: the allocator.
-   Threads: any thread may call its functions. The spdl_cuda must outlive their memory. */
+   Threads: any thread may call its functions. The spdl_cuda must outlive the memory that they
+            return. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
 
 /* Pins memory of the caller, such as the arena of a loader process (spdl_loader_arena): `bytes`
@@ -194,7 +195,7 @@ SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
    be closed last.
    Returns: SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM.
    Blocks:  while memory is pinned.
-   Owns:    it must stay mapped until spdl_cuda_close. */
+   Owns:    the memory must stay mapped until spdl_cuda_close. */
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes);
 
 /* Sends a view to the device, by one copy on the copy stream.
@@ -218,16 +219,16 @@ SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_str
    Returns: SPDL_TIMEOUT. */
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns);
 
-/* Ends the use of a batch on a stream, after the last work that reads it. Its slot is free when all
-   streams that it was made ready on are done with it.
-   Returns: SPDL_E_INVALID (also: not ready on that stream, or done with before; the stream is
-            captured, or cudaStreamPerThread of another thread).
+/* Ends the use of a batch on a stream, after the last work that reads it. The slot of the batch is
+   free after this call for each stream on which the batch was made ready.
+   Returns: SPDL_E_INVALID (also: the batch is not ready on that stream, or its use there has ended;
+            the stream is captured, or cudaStreamPerThread of another thread).
    Owns:    the last stream returns the batch to the library. After a failure the call may be
             repeated. */
 SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Gives back an unwanted batch, as spdl_cuda_done for all of its streams. NULL and a batch that was
-   done with are ignored. Fits free_item.
+/* Gives back an unwanted batch, as spdl_cuda_done for all of its streams. NULL, and a batch whose
+   use has ended, are ignored. Fits free_item.
    Blocks:  if the end of its readers cannot be recorded, until they are idle. */
 SPDL_API void spdl_cuda_batch_free(void *batch);
 
@@ -334,8 +335,8 @@ SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream 
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
 /* Keeps the next n batches on the device and repeats them, without the source and the bus. A call
-   with 0 ends that, and the iterator goes on where it was. The time that steps gain is the cost of
-   loading and copying. Kernels must not change the batches.
+   with n = 0 ends this, and the iterator goes on where it was. The time that steps gain is the cost
+   of loading and copying. Kernels must not change the batches.
    Returns: SPDL_E_INVALID (n is not 0 to device_slots). */
 SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n);
 

@@ -206,7 +206,8 @@ static void the_desc_is_checked(void) {
     desc.workers = 256;
     desc.next_works_ns = SPDL_FOREVER;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "pipeline: workers is 256; with next_works_ns it is at most 255, as next is one");
+            "pipeline: workers is 256; with next_works_ns it is at most 255, as the thread in next "
+            "counts as one");
     desc.next_works_ns = 0;
     threads_left = 0;
     refused(desc, SPDL_TABLE(rows), SPDL_E_THREAD,
