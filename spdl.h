@@ -1347,8 +1347,8 @@ typedef struct spdl_stage_stats {
     /* Durations of a call, within 6.25 %; below 1 us the mean of up to 32. Feed: from push to
        answer (a batch: from its oldest push). */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns;
-    /* The sum of these three is busy_ns. They are estimates from one call in about 0.8 ms of each
-       worker, not its first, and can decrease a little. */
+    /* The sum of these three is busy_ns. They are estimates: each worker measures one call in about
+       0.8 ms, but not its first. They can decrease a little. */
     uint64_t cpu_ns;       /* on a processor */
     uint64_t runnable_ns;  /* ready to run while other threads had the processors */
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
@@ -1358,7 +1358,8 @@ typedef struct spdl_stage_stats {
 
 typedef struct spdl_edge_stats {
     int buffer_size;
-    int depth;              /* items now, up to buffer_size + concurrency; path: + its branch's */
+    int depth;              /* items now, up to buffer_size + concurrency; of a path up to these
+                               two of its branch more */
     uint64_t items;         /* items taken so far; near an end for a moment one too few */
     uint64_t put_wait_ns;   /* time that results waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time in which the reader had no item; a running wait counts */
@@ -2174,8 +2175,9 @@ typedef struct spdl_records_desc {
     bool group SPDL__ZERO; /* tar: successive members with the same path up to the first dot of the
                               name are one sample, a list of records. A repeated name begins the
                               next sample. Names that begin with a dot are skipped */
-    uint64_t max_bytes SPDL__ZERO; /* refuse a larger member, sample (512 bytes more a member),
-                                      line, or header over 64 KB; default 2^30, lines 2^24 */
+    uint64_t max_bytes SPDL__ZERO; /* refuse a larger member, line or sample, and a larger header
+                                      above 64 KB; default 2^30, lines 2^24. Each member adds 512
+                                      bytes to its sample */
     spdl_allocator allocator SPDL__ZERO;
     spdl_error *error SPDL__ZERO; /* not used by the rows */
 } spdl_records_desc;
@@ -2346,8 +2348,8 @@ static void spdl__thrown_keep(spdl_task *task, int) {
 }
 template <class Nested> static void spdl__thrown_keep(spdl_task *, long) {}
 
-/* The failure of a stage that threw, called in the handler. The second form is for files that
-   define stages before they include a header with std::exception. */
+/* The failure of a stage that threw. It is called in the handler of the exception. The second form
+   is for files that define stages before they include a header with std::exception. */
 template <class Exception, class Nested, size_t = sizeof(Exception)>
 static spdl_result spdl__thrown(spdl_task *task, int) {
     spdl__thrown_keep<Nested>(task, 0);
@@ -17029,8 +17031,8 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
             spdl__text_number(world, 10, "", &second) == NULL || second > INT32_MAX ||
             first >= second)
             return spdl__error_set(error, SPDL_E_INVALID, "ranks: %s is %.32s and %s is "
-                                   "%.32s, must be a number and a larger one", names[i][0], rank,
-                                   names[i][1], world);
+                                   "%.32s, must be two numbers, the second one larger",
+                                   names[i][0], rank, names[i][1], world);
         ranks->rank = (int)first;
         ranks->world = (int)second;
         return SPDL_OK;
@@ -21042,7 +21044,7 @@ SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dt
     if (dtype == NULL || (shape == NULL && ndim > 0))
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_expect: an argument is NULL");
     if (array == NULL) {
-        spdl__text_add(&text, "the array is not there, which should be '%.60s' (", dtype);
+        spdl__text_add(&text, "the array is missing, it should be '%.60s' (", dtype);
         spdl__npy_put_shape(&text, ndim, shape, true);
         return spdl__error_set(error, SPDL_E_NOT_FOUND, "%s", why);
     }
@@ -22133,7 +22135,7 @@ SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *
         if (l->count == 1 && *own == 0) return SPDL_OK;
         if (of.world != l->count)
             return spdl__state_error(l, SPDL_E_INVALID, "is of rank %d of %d, this is rank %d of "
-                                     "%d: that takes the texts of all %d, not of %d", of.rank,
+                                     "%d: pass the texts of all %d, not of %d", of.rank,
                                      of.world, ours.rank, ours.world, of.world, l->count);
         if (there[of.rank])
             return spdl__state_error(l, SPDL_E_INVALID, "is the second one of rank %d", of.rank);
@@ -22161,9 +22163,9 @@ SPDL__COLD spdl_result spdl__state_own(spdl__state_loads *l, int own, spdl__posi
         if (result == SPDL_OK && (other.epoch != at->epoch || other.delivered != at->delivered) &&
             !(spdl__state_over(&rest, &other) && spdl__state_over(l, at)))
             result = spdl__state_error(&rest, SPDL_E_INVALID,
-                                       "is of epoch %llu after %llu items, and that of this rank "
-                                       "of epoch %llu after %llu: they are not of the same step. "
-                                       "To load it anyway pass the text of this rank alone",
+                                       "is of epoch %llu after %llu items, and the text of this "
+                                       "rank of epoch %llu after %llu: they are not of the same "
+                                       "step. To load it anyway pass the text of this rank alone",
                                        (spdl__llu)other.epoch, (spdl__llu)other.delivered,
                                        (spdl__llu)at->epoch, (spdl__llu)at->delivered);
     }

@@ -493,16 +493,16 @@ static void ranks_come_from_the_environment(void) {
     ENV(SPDL_OK, 1023, 1024, "", "SLURM_PROCID", "1023", "SLURM_NTASKS", "1024");
     ENV(SPDL_E_NOT_FOUND, 0, 1, "", "SLURM_NTASKS", "4"); /* salloc without srun */
     ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is set, but WORLD_SIZE is not", "RANK", "3");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 4 and WORLD_SIZE is 4, must be a number and "
-        "a larger one", "RANK", "4", "WORLD_SIZE", "4");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: PMI_RANK is -1 and PMI_SIZE is 4, must be a number "
-        "and a larger one", "PMI_RANK", "-1", "PMI_SIZE", "4");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 99999999999, must be a "
-        "number and a larger one", "RANK", "1", "WORLD_SIZE", "99999999999");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 2x, must be a number and "
-        "a larger one", "RANK", "1", "WORLD_SIZE", "2x");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1x and WORLD_SIZE is 2, must be a number and "
-        "a larger one", "RANK", "1x", "WORLD_SIZE", "2");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 4 and WORLD_SIZE is 4, must be two numbers, "
+        "the second one larger", "RANK", "4", "WORLD_SIZE", "4");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: PMI_RANK is -1 and PMI_SIZE is 4, must be two numbers, "
+        "the second one larger", "PMI_RANK", "-1", "PMI_SIZE", "4");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 99999999999, must be two "
+        "numbers, the second one larger", "RANK", "1", "WORLD_SIZE", "99999999999");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 2x, must be two numbers, "
+        "the second one larger", "RANK", "1", "WORLD_SIZE", "2x");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1x and WORLD_SIZE is 2, must be two numbers, "
+        "the second one larger", "RANK", "1x", "WORLD_SIZE", "2");
 }
 
 /* Order depends on (seed, epoch) alone: five epochs after ten others are as fresh ones. */
