@@ -9,8 +9,8 @@
 
    Link with nothing (-ldl before glibc 2.34); no CUDA header or nvcc is needed. The first spdl_cuda
    opens the driver, libcuda.so.1 ($SPDL_LIBCUDA names another file). Without a driver or a device
-   spdl_cuda_open fails, with the reason. With SPDL_CUDA_NONE defined before the implementation it
-   always fails.
+   spdl_cuda_open fails, with the reason. With SPDL_CUDA_NONE defined before the implementation
+   spdl_cuda_open always fails.
 
    A TRAINING LOOP, on a device that spdl_cuda_iter_open chooses and opens
 
@@ -22,20 +22,23 @@
            train<<<grid, block, 0, stream>>>((const float *)batch.data);
        spdl_cuda_iter_destroy(it);
 
-   PINNED MEMORY is what a device copies from without the CPU. Other memory is sent, only slower.
+   PINNED MEMORY is what a device copies from without the CPU. Other memory can be sent, but more
+   slowly.
        a loader     iter_open, or spdl_cuda_adopt, pins the arena of spdl_loader_arena
        batches      in place, SPDL_BATCH(n, .item_bytes = b), and buffers (desc.buffers), such as
-                    a struct of images and labels: iter_open, at first sight
+                    a struct of images and labels: pinned by the iterator, when it first gets a
+                    block of them
        a pipeline   desc.allocator = spdl_cuda_allocator(cuda), of an spdl_cuda that is opened
                     first: the blocks of all rows are pinned, near the device and on huge pages
        by hand      memory of the allocator, which `release` of the view gives back
        by others    cudaHostAlloc, cudaHostRegister, another spdl_cuda: the driver knows
 
-   THE EDGES that every ring of slots needs. No call can leave one out.
-       E1  the library releases sent memory after it has seen the end of the copy; E4: also
-           when it is not pinned
+   THE EDGES: what must end before other work begins. Every ring of slots needs them, and no call
+   can leave one out.
+       E1  the library releases sent memory after it has seen the end of the copy
        E2  the stream that reads a batch waits for its copy
        E3  a copy into a device slot waits for all readers of the batch before
+       E4  the same as E1, for memory that is not pinned
        D1  the copy of an output waits for the kernels that write it
        D2  the host reads an output after its copy
        D3  kernels write an output after the last copy out of it
@@ -50,21 +53,23 @@
        device slot   memory of the device for one batch
        arena         memory of the caller that is pinned where it is (spdl_cuda_adopt)
        copy stream   a stream of the library; there is one for each direction
-       reader        a stream that a batch was made ready on and that is not done with it
+       reader        a stream on which a batch was made ready, until spdl_cuda_done for this stream
        lost          a CUDA error that no call can clear: destroy the iterator, then the pipeline,
                      close the spdl_cuda, and start a new process
 
    THREADS: any thread may send. In the child of a fork every call on an open spdl_cuda returns
    SPDL_E_CUDA_FORKED and touches nothing. (Before Linux 5.9 a fork moves private pages away from
-   under the device: fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls leave
-   the thread's current device, and the errors of its earlier CUDA calls, as they are. Captures of
-   CUDA graphs on other threads and streams are not disturbed; a captured stream is refused.
+   under the device: fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls do not
+   change the thread's current device, nor the errors of its earlier CUDA calls. Captures of CUDA
+   graphs on other threads and streams are not disturbed. A stream that is being captured is
+   refused.
 
-   STREAMS (a cudaStream_t each) are of the device of the spdl_cuda: one that was made, 0,
-   cudaStreamLegacy or cudaStreamPerThread. For the last three that device must be current where
-   kernels are launched. 0 is cudaStreamLegacy or, if the file of the implementation has
-   CUDA_API_PER_THREAD_DEFAULT_STREAM, cudaStreamPerThread. Only the thread that made a batch ready
-   on cudaStreamPerThread knows that stream. Streams must outlive the batches made ready on them.
+   STREAMS (a cudaStream_t each) must be of the device of the spdl_cuda. A stream is one that you
+   created, 0, cudaStreamLegacy or cudaStreamPerThread. For the last three the device of the
+   spdl_cuda must be current where kernels are launched. 0 means cudaStreamLegacy. If the file of
+   the implementation has CUDA_API_PER_THREAD_DEFAULT_STREAM, 0 means cudaStreamPerThread. Only the
+   thread that made a batch ready on cudaStreamPerThread knows that stream. Streams must outlive the
+   batches made ready on them.
 
    LIMITS: Linux, a driver of CUDA 11 or later. 4 readers of a batch at a time, 4096 slots of each
    kind. 5 to 6 calls of CUDA for a batch, and one more if others have pinned its memory. Streams
@@ -106,9 +111,9 @@ SPDL_API int spdl_cuda_count(spdl_error *error);
    SPDL_E_INVALID and does nothing.
    send, ready and done put work on streams and do not wait for it. Only calls with timeout_ns wait,
    up to that time. After a wait of 1 s for a slot one warning names the holders of the slots.
-   The defaults of spdl.h apply. Every call returns SPDL_OK or a result of its list. It may also
-   return SPDL_E_INVALID (an argument), SPDL_E_CUDA (a call of CUDA failed, and had no effect),
-   SPDL_E_CUDA_LOST or SPDL_E_CUDA_FORKED; spdl_cuda_error has the reason. */
+   The defaults of spdl.h apply. Every call returns SPDL_OK or a result that its comment names. It
+   may also return SPDL_E_INVALID (an argument), SPDL_E_CUDA (a call of CUDA failed, and had no
+   effect), SPDL_E_CUDA_LOST or SPDL_E_CUDA_FORKED; spdl_cuda_error has the reason. */
 
 typedef struct spdl_cuda spdl_cuda; /* slots on one device */
 
@@ -116,8 +121,9 @@ typedef struct spdl_cuda spdl_cuda; /* slots on one device */
 
 typedef struct spdl_cuda_desc {
     size_t slot_bytes SPDL__ZERO; /* the largest batch */
-    int device SPDL__ZERO; /* 0: that of the calling thread, whose context has to exist (of the
-                            runtime, since CUDA 12 cudaSetDevice makes it); or SPDL_CUDA_ORDINAL */
+    int device SPDL__ZERO; /* SPDL_CUDA_ORDINAL(n), or 0: the current device of the calling thread,
+                            or device 0 if the thread has no context (cudaSetDevice makes one since
+                            CUDA 12) */
     int device_slots SPDL__ZERO;    /* default 3 */
     size_t output_bytes SPDL__ZERO; /* the largest output; 0: no outputs */
     int output_slots SPDL__ZERO;    /* default 4 with outputs */
@@ -168,40 +174,43 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
 
 /* Waits for the copies and for the recorded ends of readers, releases what was sent, and frees all.
    It does not call CUDA after a fork, or when the driver is unloading at exit. NULL is allowed.
-   Threads: no other call may run. Its iterator and the pipelines with its allocator are destroyed
+   Threads: no other call may run. Destroy its iterator, and the pipelines with its allocator,
             before. */
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
-/* Makes an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align
-   of SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
-   any. Freed ones are used again, and stay pinned until close. A forked child does not have them.
-   Other memory is of the desc's allocator. The log reports memory that cannot be pinned.
+/* Makes an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align of
+   SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
+   any. Freed blocks are used again, and stay pinned until close. A forked child does not have them.
+   For other requests it calls the allocator of the desc. The log reports memory that cannot be
+   pinned.
    Returns: the allocator.
-   Threads: any thread may call its functions. The spdl_cuda must outlive their memory. */
+   Threads: any thread may call its functions. The spdl_cuda must outlive the memory that they
+            return. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
 
 /* Pins memory of the caller, such as the arena of a loader process (spdl_loader_arena): `bytes`
-   from `base`, at a page border. It may be read-only. Memory that cannot be pinned is used as it
-   is, with a line in the log. Memory that another spdl_cuda (of any device) or the caller has
-   pinned is sent as pinned until it is unpinned. The spdl_cuda that adopted first must be closed
-   last.
+   from `base`, at a page border. It may be read-only. Memory that cannot be pinned is used
+   unpinned, and the log has a line about it. Memory that another spdl_cuda (of any device) or the
+   caller has pinned is sent as pinned until it is unpinned. The spdl_cuda that adopted first must
+   be closed last.
    Returns: SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM.
    Blocks:  while memory is pinned.
-   Owns:    it must stay mapped until spdl_cuda_close. */
+   Owns:    the memory must stay mapped until spdl_cuda_close. */
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes);
 
 /* Sends a view to the device, by one copy on the copy stream.
    Returns: SPDL_TIMEOUT (no device slot was free, or as many copies run as there are slots),
             SPDL_E_LIMIT (larger than a slot).
-   Owns:    after SPDL_OK *batch is the caller's until it is done with. A later call calls
-            release(item): a send that waits, spdl_cuda_arrived for this batch or a later one, or
-            close. Up to device_slots batches are not released: a source with fewer slots of its own
-            waits for spdl_cuda_arrived. Otherwise the memory stays the caller's. */
+   Owns:    after SPDL_OK *batch is the caller's until spdl_cuda_done for its last stream. A later
+            call calls release(item): a send that waits, spdl_cuda_arrived for this batch or a later
+            one, or close. Up to device_slots batches are not released: a source with fewer slots of
+            its own waits for spdl_cuda_arrived. After any other result the memory stays the
+            caller's. */
 SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
 /* Makes a batch ready on a stream: later work on the stream sees the data. Up to 4 streams may read
-   a batch. Each must be done with it before it is destroyed.
+   a batch. Call spdl_cuda_done for each stream before you destroy the stream.
    Returns: SPDL_E_INVALID (also: the stream is captured or of another device), SPDL_E_LIMIT (a
             fifth one). */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
@@ -210,16 +219,16 @@ SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_str
    Returns: SPDL_TIMEOUT. */
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns);
 
-/* Ends the use of a batch on a stream, after the last work that reads it. Its slot is free when all
-   streams that it was made ready on are done with it.
-   Returns: SPDL_E_INVALID (also: not ready on that stream, or done with before; the stream is
-            captured, or cudaStreamPerThread of another thread).
+/* Ends the use of a batch on a stream, after the last work that reads it. The slot of the batch is
+   free after this call for each stream on which the batch was made ready.
+   Returns: SPDL_E_INVALID (also: the batch is not ready on that stream, or its use there has ended;
+            the stream is captured, or cudaStreamPerThread of another thread).
    Owns:    the last stream returns the batch to the library. After a failure the call may be
             repeated. */
 SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Gives back an unwanted batch, as done on all of its streams. NULL and a batch that was done with
-   are ignored. Fits free_item.
+/* Gives back an unwanted batch, as spdl_cuda_done for all of its streams. NULL, and a batch whose
+   use has ended, are ignored. Fits free_item.
    Blocks:  if the end of its readers cannot be recorded, until they are idle. */
 SPDL_API void spdl_cuda_batch_free(void *batch);
 
@@ -270,7 +279,7 @@ SPDL_API void spdl_cuda_output_free(void *out);
 /* ============================================================================================= */
 /* >>iterator
    Level 2, for a loop. It takes items from any next function, sends them ahead of time, and returns
-   batches that are ready on the consumer's stream. The next call is done with the last batch. It
+   batches that are ready on the consumer's stream. The next call ends the use of the last batch. It
    calls CUDA inside spdl_cuda_iter_next, on the consumer's thread, so no other thread contends with
    its kernel launches. It holds as many items of the source as there are device slots; a loader
    needs more slots than that. Each stream has its own iterator, on its own spdl_cuda.
@@ -311,28 +320,29 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter,
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
 
-/* Is done with the last batch, on all its streams, and returns the next, ready on `stream`. With
-   SPDL_FOREVER it may sleep until a copy is done, also if the pipeline is stopped. Each SPDL_END of
-   the source is returned once, after the batches before it. The call after it goes on, with the
-   next epoch if there is one. An error is returned after the batches before it, and again by every
-   later call.
-   Returns: SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream as in ready,
-            the last one as in done, or an item is larger than a slot), SPDL_E_LIMIT (the caller has
-            all device slots or all items of the source: give one back and repeat), the result of
-            the source or `view`.
+/* Ends the use of the last batch on all its streams, and returns the next batch, ready on `stream`.
+   With SPDL_FOREVER it may sleep until a copy is done, also if the pipeline is stopped. Each
+   SPDL_END of the source is returned once, after the batches before it. After SPDL_END the next
+   call goes on, with the next epoch if there is one. An error is returned after the batches before
+   it, and again by every later call.
+   Returns: SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: `stream` as in
+            spdl_cuda_ready, the stream of the last call as in spdl_cuda_done, or an item is larger
+            than a slot), SPDL_E_LIMIT (the caller has all device slots or all items of the source:
+            give one back and repeat), the result of the source or `view`.
    Owns:    *batch is lent until the next call; do not call spdl_cuda_done for it. batch->cuda is
             set after a failure, too, for spdl_cuda_error. */
 SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
 /* Keeps the next n batches on the device and repeats them, without the source and the bus. A call
-   with 0 ends that, and the iterator goes on where it was. The time that steps gain is the cost of
-   loading and copying. Kernels must not change the batches.
+   with n = 0 ends this, and the iterator goes on where it was. The time that steps gain is the cost
+   of loading and copying. Kernels must not change the batches.
    Returns: SPDL_E_INVALID (n is not 0 to device_slots). */
 SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n);
 
-/* Ends the iterator: is done with the last batch, waits for its copies, releases the items, and
-   closes an spdl_cuda of its own. It does not wait for other work on the device. NULL is allowed.
+/* Destroys the iterator: it ends the use of the last batch, waits for the copies, releases the
+   items, and closes an spdl_cuda of its own. It does not wait for other work on the device. NULL is
+   allowed.
    Blocks:  until copies are done, which wait for the readers of batches before (E3). */
 SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter);
 

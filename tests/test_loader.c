@@ -456,7 +456,7 @@ static void every_end_is_told(void) {
         { CRASH, "the child was killed by SIGSEGV, in stage 1 'meets_its_fate', item 40" },
         { ABORT, "the child was killed by SIGABRT, in stage 1 'meets_its_fate', item 40" },
         { KILL, "the child was killed by SIGKILL" },
-        { EXIT_0, "the child has ended with code 0, but not its source" },
+        { EXIT_0, "the child has ended with code 0, before the end of its source" },
         { EXIT_17, "the child has ended with code 17" },
         { HANG, "the child was killed, as it made nothing for hang_timeout, in stage 1 "
                 "'meets_its_fate', item 40" },

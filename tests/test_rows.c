@@ -206,7 +206,8 @@ static void the_desc_is_checked(void) {
     desc.workers = 256;
     desc.next_works_ns = SPDL_FOREVER;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "pipeline: workers is 256; with next_works_ns it is at most 255, as next is one");
+            "pipeline: workers is 256; with next_works_ns it is at most 255, as the thread in next "
+            "counts as one");
     desc.next_works_ns = 0;
     threads_left = 0;
     refused(desc, SPDL_TABLE(rows), SPDL_E_THREAD,
@@ -343,7 +344,7 @@ static void numbers_of_newer_fields_have_limits(void) {
     PIPE_REFUSED("free_state is set without again", .free_state = free_none);
     PIPE_REFUSED("deferred and flush are both set", .deferred = true, .flush = true);
     PIPE_REFUSED("again is set, and concurrency is more than 1: write .output_order = "
-                 "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long",
+                 "SPDL_ORDER_COMPLETION, or a stage before it that does the slow work",
                  .again = true, .concurrency = 2);
 }
 
