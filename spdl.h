@@ -9568,9 +9568,14 @@ SPDL__PRIVATE bool spdl__block_overrun(spdl__block *block) {
 /* A call fails if it wrote behind its buffer, or freed it. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     spdl__node *node = task->node;
-    spdl__block *block;
+    spdl__block *block = NULL;
     char reason[SPDL_TEXT_BYTES];
-    bool freed;
+    bool freed = false;
+    if (task->call.buffer != NULL && spdl__token_row(task->pipeline, task->call.buffer) < 0) {
+        block = (spdl__block *)task->call.buffer - 1; /* no part of a batch */
+        freed = block->lent == SPDL__LENT_FREED;
+        block->lent = 0;
+    }
     if (node->sought && result == SPDL_OK) {
         node->sought = false;
         if (!node->asked) /* once */
@@ -9589,12 +9594,7 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
                               result == SPDL_OK ? "OK" : "AGAIN", reason);
         return;
     }
-    if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
-        return;
-    block = (spdl__block *)task->call.buffer - 1; /* no part of a batch */
-    freed = block->lent == SPDL__LENT_FREED;
-    block->lent = 0;
-    if (!spdl__block_overrun(block) && !freed) return;
+    if (block == NULL || (!spdl__block_overrun(block) && !freed)) return;
     if (freed)
         (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
                                     "buffer that is not returned");
