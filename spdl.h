@@ -1138,11 +1138,12 @@ SPDL_API void spdl_stop(spdl_task *task);
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
    them for each row, and the library allocates more when the consumer keeps many.
 
-   Cost. A result that can wait costs 32 to 64 bytes, or 64 to 128 if several calls run in input
-   order. With deliver_failures it costs about 600 to 1200 more. An item of a batch costs 9 bytes. A
-   row has a buffer for each item that later rows can hold, also in batches, up to 65536. Each costs
-   n + 24 bytes, rounded up to 64. If the row has at most 256, it costs n + 64, rounded up to 128.
-   Those below 64 KiB share one allocation. The system provides its pages at their first use. */
+   Cost. A result that can wait costs 32 to 64 bytes. If several calls run in input order, it costs
+   64 to 128, and the row at least 2 KiB. With deliver_failures it costs about 600 to 1200 more. An
+   item of a batch costs 9 bytes. A row has a buffer for each item that later rows can hold, also in
+   batches, up to 65536. Each costs n + 24 bytes, rounded up to 64. If the row has at most 256, it
+   costs n + 64, rounded up to 128. Those below 64 KiB share one allocation. The system provides its
+   pages at their first use. */
 
 /* ============================================================================================= */
 /* >>one-to-many
