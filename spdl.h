@@ -1144,7 +1144,14 @@ SPDL_API void spdl_stop(spdl_task *task);
    its .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
-   them for each row, and the library allocates more when the consumer keeps many. */
+   them for each row, and the library allocates more when the consumer keeps many.
+
+   Cost. A result that can wait costs 32 to 64 bytes. If several calls run in input order, it costs
+   64 to 128, and the row at least 2 KiB. With deliver_failures it costs about 600 to 1200 more. An
+   item of a batch costs 9 bytes. A row has a buffer for each item that later rows can hold, also in
+   batches, up to 65536. Each costs n + 24 bytes, rounded up to 64. If the row has at most 256, it
+   costs n + 64, rounded up to 128. Those below 64 KiB share one allocation. The system provides its
+   pages at their first use. */
 
 /* ============================================================================================= */
 /* >>one-to-many
@@ -7109,48 +7116,64 @@ typedef struct spdl__item {
 
 /* --- batches --- */
 
-/* Buffers are batches without items, with a block. Create makes both. The pool grows for a consumer
-   that keeps many, and lives as long as the pipeline and every batch. The last one to return is
-   used first, as a cache may still hold it. Returning one never blocks. */
+/* A pool of batches or of buffers. Create makes them. Small ones are parts of one allocation, a
+   slab, whose pages take memory at their first use. The pool grows for a consumer that keeps many,
+   and lives as long as the pipeline and each of them. The last one to return is used first, as a
+   cache may still hold it. Returning one never blocks. */
 typedef struct spdl__batch spdl__batch;
-typedef struct spdl__batch_pool {
+typedef struct spdl__batch_pool spdl__batch_pool;
+
+/* In front of the memory of a buffer, and in each batch. */
+typedef struct spdl__block {
+    spdl__batch_pool *pool;
+    struct spdl__block *next; /* in the list of the pool */
+    uint32_t lent; /* SPDL_DEBUG, of a buffer: SPDL__LENT or SPDL__LENT_FREED, or 0 */
+} spdl__block;
+
+struct spdl__batch_pool {
     /* written by create */
     spdl_allocator allocator;
-    size_t size;
+    size_t size;        /* items of a batch; 0: buffers */
     size_t block_bytes; /* 0: no block */
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
+    size_t align, front; /* of each: of its memory, and bytes before its spdl__block */
+    char *slab;          /* or NULL; it is kept whole */
+    size_t slab_bytes, stride;
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
-    uint64_t keep;      /* spare batches to keep. Also by spdl_cuda.h: all, once they are pinned */
+    uint64_t keep;      /* spare ones to keep. Also by spdl_cuda.h: all, once they are pinned */
     /* written by any thread. Only the holder of the lock takes from the list */
     uint64_t returned;   /* a list */
-    uint64_t spares;     /* batches in both lists */
-    uint64_t references; /* the pipeline, and each batch in use */
+    uint64_t spares;     /* in the list, and unused */
+    uint64_t references; /* the pipeline, and each in use */
     /* under the lock, by workers */
     uint32_t lock;
     spdl__os_event parked; /* where threads wait for the lock; by create */
-    spdl__batch *spare;
+    size_t unused;         /* of the slab, its first */
     /* SPDL_DEBUG, any thread: see spdl__node */
     uint64_t unfreed[SPDL_MAX_STAGES];
-} spdl__batch_pool;
+};
 
 /* Written by the thread that fills it, later by the thread that took it. */
 struct spdl__batch {
     spdl_batch shown; /* first: the public part */
-    spdl__batch_pool *pool;
+    spdl__block block;
     uint8_t *owner;   /* row that made each item; in place: parts that are in use */
     uint64_t range;   /* of its items: see >>position-impl */
-    uint32_t lent;    /* SPDL_DEBUG, of a buffer: SPDL__LENT or SPDL__LENT_FREED, or 0 */
-    /* the next spare one. In place: the older one, under place_lock; like sequence and epoch, which
-       say what batch it becomes */
+    /* in place: the older one, under place_lock; like sequence and epoch, which say what batch it
+       becomes */
     spdl__batch *next, *newer;
 };
+
+#define SPDL__BLOCK_HEAD ((size_t)64) /* bytes before the memory of a buffer: its alignment */
+#define SPDL__ROOMY 256 /* up to so many of a slab, each has cache lines of its own */
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
     return (bytes + SPDL_CACHE_LINE - 1) / SPDL_CACHE_LINE * SPDL_CACHE_LINE;
 }
 
-/* Bytes of a batch of `size` items, without the block. */
+/* Bytes before the block, of a batch of `size` items, or with 0 of a buffer. */
 SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
+    if (size == 0) return SPDL__BLOCK_HEAD;
     return spdl__line_up(sizeof(spdl__batch) + size * (sizeof(void *) + 1));
 }
 
@@ -7163,97 +7186,134 @@ SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
     return spdl__batch_head_bytes(pool->size) + pool->block_bytes + pool->canary;
 }
 
-SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
-    const size_t align = pool->block_bytes > 0 ? SPDL_BLOCK_ALIGN : SPDL_CACHE_LINE;
-    spdl__batch *batch =
-        (spdl__batch *)spdl__alloc(&pool->allocator, spdl__batch_bytes(pool), align);
-    if (batch == NULL) return NULL;
-    batch->pool = pool;
+SPDL__PRIVATE spdl__block *spdl__batch_init(spdl__batch_pool *pool, void *memory) {
+    char *data = (char *)memory + spdl__batch_head_bytes(pool->size);
+    spdl__batch *batch = (spdl__batch *)memory;
+    spdl__block *block = (spdl__block *)(void *)((char *)memory + pool->front);
+    block->pool = pool;
+    memset(data + pool->block_bytes, SPDL__CANARY, pool->canary);
+    if (pool->size == 0) return block;
     batch->shown.items = (void **)(void *)(batch + 1);
-    batch->shown.data =
-        pool->block_bytes ? (char *)batch + spdl__batch_head_bytes(pool->size) : NULL;
+    batch->shown.data = pool->block_bytes > 0 ? data : NULL;
     batch->owner = (uint8_t *)(batch->shown.items + pool->size);
-    memset((char *)batch + spdl__batch_bytes(pool) - pool->canary, SPDL__CANARY, pool->canary);
-    return batch;
+    return block;
 }
 
-/* Under the lock, or alone. Takes the batch that returned last. Other threads only add to the list,
+SPDL__PRIVATE spdl__block *spdl__batch_make(spdl__batch_pool *pool) {
+    void *memory = spdl__alloc(&pool->allocator, spdl__batch_bytes(pool), pool->align);
+    return memory != NULL ? spdl__batch_init(pool, memory) : NULL;
+}
+
+/* Under the lock, or alone. Takes the one that returned last. Other threads only add to the list,
    so the `next` of an unchanged top is unchanged. */
-SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
+SPDL__PRIVATE spdl__block *spdl__batch_pool_pop(spdl__batch_pool *pool) {
     uint64_t top = spdl__load(&pool->returned); /* pairs with drop: else `next` could be missed */
-    spdl__batch *got;
-    do got = (spdl__batch *)(uintptr_t)top;
+    spdl__block *got;
+    do got = (spdl__block *)(uintptr_t)top;
     while (got != NULL && !spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)got->next));
     if (got == NULL) {
-        got = pool->spare;
-        if (got == NULL) return NULL;
-        pool->spare = got->next;
+        if (pool->unused == 0) return NULL;
+        got = spdl__batch_init(pool, pool->slab + --pool->unused * pool->stride);
     }
     spdl__sub(&pool->spares, 1);
     return got;
 }
 
-/* Drops the reference of the pipeline, or of `batch`, which is kept or freed. */
-SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *batch) {
+SPDL__PRIVATE bool spdl__batch_in_slab(const spdl__batch_pool *pool, const spdl__block *block) {
+    return (uintptr_t)block - (uintptr_t)pool->slab < pool->slab_bytes;
+}
+
+/* Drops the reference of the pipeline, or of `block`, which is kept or freed. */
+SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__block *block) {
     const spdl_allocator allocator = pool->allocator;
     const size_t bytes = spdl__batch_bytes(pool);
-    if (batch != NULL && spdl__add(&pool->spares, 1) < spdl__load_relaxed(&pool->keep)) {
+    if (block != NULL && (spdl__add(&pool->spares, 1) < spdl__load_relaxed(&pool->keep) ||
+                          spdl__batch_in_slab(pool, block))) {
         uint64_t top = spdl__load_relaxed(&pool->returned);
-        do batch->next = (spdl__batch *)(uintptr_t)top;
-        while (!spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)batch));
-    } else if (batch != NULL) {
+        do block->next = (spdl__block *)(uintptr_t)top;
+        while (!spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)block));
+    } else if (block != NULL) {
         spdl__sub(&pool->spares, 1);
-        spdl__free(&allocator, batch, bytes);
+        spdl__free(&allocator, (char *)block - pool->front, bytes);
     }
     if (spdl__sub(&pool->references, 1) != 1) return;
-    while ((batch = spdl__batch_pool_pop(pool)) != NULL) spdl__free(&allocator, batch, bytes);
+    pool->unused = 0;
+    while ((block = spdl__batch_pool_pop(pool)) != NULL)
+        if (!spdl__batch_in_slab(pool, block))
+            spdl__free(&allocator, (char *)block - pool->front, bytes);
+    spdl__free(&allocator, pool->slab, pool->slab_bytes);
     spdl__os_event_fini(&pool->parked);
     spdl__free(&allocator, pool, sizeof(*pool));
 }
 
-SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
-    spdl__batch *batch;
+SPDL__PRIVATE spdl__block *spdl__block_get(spdl__batch_pool *pool) {
+    spdl__block *block;
     spdl__add(&pool->references, 1);
     spdl__lock(&pool->lock, &pool->parked);
-    batch = spdl__batch_pool_pop(pool);
+    block = spdl__batch_pool_pop(pool);
     spdl__unlock(&pool->lock, &pool->parked);
-    if (batch == NULL) batch = spdl__batch_make(pool);
-    if (batch == NULL) {
-        spdl__batch_pool_drop(pool, NULL);
-        return NULL;
-    }
+    if (block == NULL) block = spdl__batch_make(pool);
+    if (block == NULL) spdl__batch_pool_drop(pool, NULL);
+    return block;
+}
+
+SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
+    spdl__block *block = spdl__block_get(pool);
+    spdl__batch *batch;
+    if (block == NULL) return NULL;
+    batch = (spdl__batch *)(void *)((char *)block - pool->front);
     batch->shown.count = 0;
     batch->range = 0;
-    batch->lent = 0;
     return batch;
 }
 
 SPDL_API void spdl_batch_free(void *batch) {
     spdl__batch *whole = (spdl__batch *)batch;
+    spdl__batch_pool *pool;
     size_t i;
     if (whole == NULL) return;
+    pool = whole->block.pool;
     for (i = 0; i < whole->shown.count; ++i) {
         const uint8_t owner = whole->owner[i];
         if (whole->shown.items[i] == NULL) continue;
-        if (whole->pool->free_item[owner] != NULL)
-            whole->pool->free_item[owner](whole->shown.items[i]);
-        else if (SPDL__DEBUGS && owner < SPDL_MAX_STAGES)
-            spdl__add(&whole->pool->unfreed[owner], 1);
+        if (pool->free_item[owner] != NULL) pool->free_item[owner](whole->shown.items[i]);
+        else if (SPDL__DEBUGS && owner < SPDL_MAX_STAGES) spdl__add(&pool->unfreed[owner], 1);
     }
-    spdl__batch_pool_drop(whole->pool, whole);
+    spdl__batch_pool_drop(pool, &whole->block);
 }
 
 SPDL_API void spdl_buffer_free(void *buffer) {
-    const size_t head = spdl__line_up(sizeof(spdl__batch));
-    spdl__batch *batch;
+    spdl__block *block;
     if (buffer == NULL) return;
-    batch = (spdl__batch *)(void *)((char *)buffer - head);
-    if (SPDL__DEBUGS && batch->lent != 0) batch->lent = SPDL__LENT_FREED;
-    else spdl_batch_free(batch);
+    block = (spdl__block *)buffer - 1;
+    if (SPDL__DEBUGS && block->lent != 0) block->lent = SPDL__LENT_FREED;
+    else spdl__batch_pool_drop(block->pool, block);
+}
+
+/* `slabs`: small ones, without pages of their own, share a slab. */
+SPDL__PRIVATE bool spdl__batch_pool_fill(spdl__batch_pool *pool, size_t ahead, bool slabs) {
+    const size_t bytes = spdl__batch_bytes(pool);
+    const bool roomy = ahead <= SPDL__ROOMY;
+    const size_t line = roomy ? SPDL_CACHE_LINE : SPDL__BLOCK_HEAD;
+    const size_t front = roomy || pool->size > 0 ? 0 : pool->front; /* in the one before */
+    if (slabs && ahead > 0 && bytes < SPDL__OWN_PAGES) {
+        pool->unused = pool->spares = ahead;
+        pool->stride = (bytes - front + line - 1) / line * line;
+        pool->slab_bytes = front + ahead * pool->stride;
+        pool->slab = (char *)spdl__alloc(&pool->allocator, pool->slab_bytes, pool->align);
+        return pool->slab != NULL;
+    }
+    for (; ahead > 0; --ahead) {
+        spdl__block *block = spdl__batch_make(pool);
+        if (block == NULL) return false;
+        ++pool->references;
+        spdl__batch_pool_drop(pool, block);
+    }
+    return true;
 }
 
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
-                                                      size_t block_bytes, size_t ahead,
+                                                      size_t block_bytes, size_t ahead, bool slabs,
                                                       size_t keep, size_t canary) {
     spdl__batch_pool *pool = SPDL__NEW(allocator, spdl__batch_pool, 1);
     if (pool == NULL || !spdl__os_event_init(&pool->parked)) {
@@ -7265,17 +7325,12 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
     pool->block_bytes = block_bytes;
     pool->keep = keep;
     pool->canary = canary;
+    pool->align = block_bytes > 0 ? SPDL_BLOCK_ALIGN : SPDL_CACHE_LINE;
+    pool->front = size > 0 ? offsetof(spdl__batch, block) : SPDL__BLOCK_HEAD - sizeof(spdl__block);
     pool->free_item[SPDL__BUFFER] = spdl_buffer_free;
     pool->references = 1;
     if (block_bytes > 0) ahead = (size_t)spdl__min(ahead, SPDL__AHEAD_BYTES / block_bytes);
-    for (; ahead > 0; --ahead) {
-        spdl__batch *batch = spdl__batch_make(pool);
-        if (batch == NULL) break;
-        batch->next = pool->spare;
-        pool->spare = batch;
-        ++pool->spares;
-    }
-    if (ahead == 0) return pool;
+    if (spdl__batch_pool_fill(pool, ahead, slabs)) return pool;
     spdl__batch_pool_drop(pool, NULL);
     return NULL;
 }
@@ -7478,7 +7533,7 @@ typedef struct spdl__call {
     bool row_error;  /* each later call would fail as well */
     bool cut_short;  /* a stop came: no result and no failure */
     void *buffer;    /* from spdl_buffer, not passed yet; or NULL */
-    spdl__batch *holder; /* owner of `buffer` */
+    spdl__batch *holder; /* in place: the batch of `buffer` */
 } spdl__call;
 
 typedef struct spdl__parked {
@@ -7538,8 +7593,7 @@ typedef struct spdl__node {
     spdl__edge *in;  /* NULL for rows that read no edge or several */
     uint64_t *word;  /* of the edge it reads, or `own` */
     spdl__edge out;
-    spdl__batch_pool *batches;
-    spdl__batch_pool *buffers;
+    spdl__batch_pool *blocks; /* its batches or buffers; or NULL */
     spdl__reuse *reuse;   /* or NULL */
     spdl__parked *parked; /* [most], or NULL */
     uint32_t *turns;      /* branch whose merge is in input order */
@@ -9532,9 +9586,9 @@ SPDL__INLINE void spdl__task_debug(const spdl_task *task, const char *function) 
 }
 
 /* Returns true if a call wrote behind the block, and repairs the canary. */
-SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
-    const size_t bytes = batch->pool->canary;
-    uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - bytes;
+SPDL__PRIVATE bool spdl__block_overrun(spdl__block *block) {
+    const size_t bytes = block->pool->canary;
+    uint8_t *canary = (uint8_t *)(block + 1) + block->pool->block_bytes;
     size_t i = 0;
     while (i < bytes && canary[i] == SPDL__CANARY) ++i;
     memset(canary, SPDL__CANARY, bytes);
@@ -9544,9 +9598,14 @@ SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
 /* A call fails if it wrote behind its buffer, or freed it. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     spdl__node *node = task->node;
-    spdl__batch *holder = task->call.holder;
+    spdl__block *block = NULL;
     char reason[SPDL_TEXT_BYTES];
-    bool freed;
+    bool freed = false;
+    if (task->call.buffer != NULL && spdl__token_row(task->pipeline, task->call.buffer) < 0) {
+        block = (spdl__block *)task->call.buffer - 1; /* no part of a batch */
+        freed = block->lent == SPDL__LENT_FREED;
+        block->lent = 0;
+    }
     if (node->sought && result == SPDL_OK) {
         node->sought = false;
         if (!node->asked) /* once */
@@ -9565,11 +9624,7 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
                               result == SPDL_OK ? "OK" : "AGAIN", reason);
         return;
     }
-    if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
-        return;
-    freed = holder->lent == SPDL__LENT_FREED;
-    holder->lent = 0;
-    if (!spdl__batch_overrun(holder) && !freed) return;
+    if (block == NULL || (!spdl__block_overrun(block) && !freed)) return;
     if (freed)
         (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
                                     "buffer that is not returned");
@@ -10563,7 +10618,7 @@ SPDL__PRIVATE spdl__batch *spdl__place_find(spdl__node *row, uint64_t epoch, uin
         if (takes && batch != NULL) batch->owner[*at % size] = SPDL__IN_PLACE;
         spdl__unlock(&row->place_lock, row->locks);
         if (batch != NULL) break;
-        fresh = spdl__batch_get(row->batches);
+        fresh = spdl__batch_get(row->blocks);
         if (fresh == NULL) break;
     }
     spdl_batch_free(fresh);
@@ -10572,27 +10627,27 @@ SPDL__PRIVATE spdl__batch *spdl__place_find(spdl__node *row, uint64_t epoch, uin
 
 SPDL_API void *spdl_buffer(spdl_task *task) {
     spdl__node *node;
-    spdl__batch *holder;
-    uint64_t at = 0;
     if (!spdl__task_allows(task, "spdl_buffer")) return NULL;
     node = task->node;
     if (task->call.buffer != NULL) return task->call.buffer;
     if (node->places) { /* a part of a batch in place */
         const spdl_stage *row = &node[1].row;
         const bool alone = node->tickets == SPDL__TICKET_ALONE;
-        at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
-        holder = spdl__place_find(node + 1, spdl__load_relaxed(&node->epoch), &at, true);
+        uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) -
+                      node->first;
+        spdl__batch *holder =
+            spdl__place_find(node + 1, spdl__load_relaxed(&node->epoch), &at, true);
+        task->call.holder = holder;
         at = at % (uint64_t)row->size * row->item_bytes;
-    } else if (node->buffers != NULL) {
-        holder = spdl__batch_get(node->buffers);
-        if (SPDL__DEBUGS && holder != NULL) holder->lent = SPDL__LENT;
+        if (holder != NULL) task->call.buffer = (char *)holder->shown.data + at;
+    } else if (node->blocks != NULL) {
+        spdl__block *block = spdl__block_get(node->blocks);
+        if (SPDL__DEBUGS && block != NULL) block->lent = SPDL__LENT;
+        if (block != NULL) task->call.buffer = block + 1;
     } else {
         (void)spdl__task_row_error(task, "spdl_buffer in a stage without .item_bytes in its row "
                                          "or in a SPDL_BATCH after it");
-        return NULL;
     }
-    task->call.holder = holder;
-    if (holder != NULL) task->call.buffer = (char *)holder->shown.data + at;
     return task->call.buffer;
 }
 
@@ -10703,7 +10758,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
         const uint64_t epoch = spdl__load_relaxed(&node->epoch);
         uint64_t at = (node->number - node->number_first) * (uint64_t)node->row.size;
         batch = node->row.item_bytes > 0 ? spdl__place_find(node, epoch, &at, false)
-                                         : spdl__batch_get(node->batches);
+                                         : spdl__batch_get(node->blocks);
         if (batch == NULL) {
             (void)spdl__task_fail(task, "no memory for another batch");
             return SPDL_E_NOMEM;
@@ -11913,13 +11968,14 @@ SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
 }
 
 /* SPDL_DEBUG: reports results that the consumer still has. It may free them later. */
-SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node,
-                              const spdl__batch_pool *pool, const char *by) {
+SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node) {
+    const spdl__batch_pool *pool = node->blocks;
     const uint64_t out = pool != NULL ? spdl__load(&pool->references) - 1 : 0;
     if (out > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "%llu results of stage %d '%s' are not freed yet: call %s for each, now or "
-                   "later", (spdl__llu)out, node->index, node->name, by);
+                   "later", (spdl__llu)out, node->index, node->name,
+                   pool->size > 0 ? "spdl_batch_free" : "spdl_buffer_free");
 }
 
 /* SPDL_DEBUG: reports items that nobody freed, in batches as well. */
@@ -11928,14 +11984,13 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     for (i = 0; i < p->count; ++i) {
         uint64_t items = spdl__load_relaxed(&p->node[i].unfreed);
         for (k = 0; k < p->count; ++k)
-            if (p->node[k].batches != NULL)
-                items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
+            if (p->node[k].blocks != NULL)
+                items += spdl__load_relaxed(&p->node[k].blocks->unfreed[i]);
         if (items > 0 && !p->node[i].lends)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
                        "stage %d '%s' leaked %llu items: write .free_item in its row", i,
                        p->node[i].name, (spdl__llu)items);
-        spdl__out_log(p, &p->node[i], p->node[i].batches, "spdl_batch_free");
-        spdl__out_log(p, &p->node[i], p->node[i].buffers, "spdl_buffer_free");
+        spdl__out_log(p, &p->node[i]);
         items = spdl__load_relaxed(&p->node[i].nulls);
         if (items > 0 && items < spdl__nulls_most(&p->node[i]))
             spdl__nulls_log(p, &p->node[i], (int)items);
@@ -11964,8 +12019,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     for (i = 0; p->node != NULL && i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__thrown_drop(&node->thrown);
-        if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
-        if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
+        if (node->blocks != NULL) spdl__batch_pool_drop(node->blocks, NULL);
         if (node->reuse != NULL) spdl__reuse_free(NULL, SIZE_MAX, node->reuse);
         spdl__free(&allocator, node->out.slot, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->out.failures,
@@ -12149,7 +12203,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "type", from ? NULL : "feed and batch", row->type != NULL && row->next == NULL, 0, 1 },
         { "next", "source", row->next != NULL, 0, 1 },
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
-        { "concurrency", "pipe", most == 1 ? 0 : most, 1, row->serial ? 1 : SPDL__MAX_CONCURRENCY },
+        { "concurrency", "pipe", most == 1 ? 0 : most, 1, SPDL__MAX_CONCURRENCY },
         { "serial", "pipe", row->serial, 0, 1 },
         { "threads", "source", row->threads, 1, 1 },
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
@@ -12233,6 +12287,7 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
         { (uint64_t)row->size * row->item_bytes > SIZE_MAX / 2,
           "size times item_bytes is more than there can be memory" },
         { row->fini != NULL && row->init == NULL, "fini is set without init" },
+        { row->serial && several, "serial is set, but concurrency is SPDL_ALL or more than 1" },
         { row->flush && several, "flush is set, but concurrency is more than 1" },
         { row->flush && row->deferred, "deferred and flush are both set" },
         { row->again && row->deferred, "again and deferred are both set" },
@@ -12692,24 +12747,22 @@ SPDL__COLD bool spdl__node_reuse(spdl__node *node, size_t alive) {
     return true;
 }
 
-SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
+SPDL__COLD spdl_result spdl__node_blocks_make(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
-    const spdl_allocator *blocks = row->allocator != NULL ? row->allocator : &p->allocator;
     const size_t ahead = (size_t)spdl__node_blocks(p, node, false);
-    const size_t alive = row->allocator != NULL ? SPDL__MAX_SPARE /* it keeps all */
-                                                : (size_t)spdl__node_blocks(p, node, true);
+    const size_t size = row->kind == SPDL_KIND_BATCH ? (size_t)row->size : 0;
+    const size_t bytes = size > 0 ? size * row->item_bytes : row->item_bytes;
+    const bool own = row->allocator != NULL; /* it makes and keeps each */
+    const bool slabs = !own && !SPDL__DEBUGS; /* sanitizers see the ends of others */
+    const size_t keep = own ? SPDL__MAX_SPARE : (size_t)spdl__node_blocks(p, node, true);
     int i;
     if (!spdl__node_reuse(node, ahead)) return SPDL_E_NOMEM;
-    if (row->item_bytes > 0 && spdl__row_calls(row)) {
-        const size_t canary = SPDL__DEBUGS && row->allocator == NULL ? SPDL_CACHE_LINE : 0;
-        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive, canary);
-        if (node->buffers == NULL) return SPDL_E_NOMEM;
-    }
-    if (row->kind != SPDL_KIND_BATCH) return SPDL_OK;
-    node->batches = spdl__batch_pool_make(blocks, (size_t)row->size,
-                                          (size_t)row->size * row->item_bytes, ahead, alive, 0);
-    if (node->batches == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
+    if (size == 0 && (bytes == 0 || !spdl__row_calls(row))) return SPDL_OK;
+    node->blocks = spdl__batch_pool_make(own ? row->allocator : &p->allocator, size, bytes, ahead,
+                                         slabs, keep,
+                                         SPDL__DEBUGS && !own && size == 0 ? SPDL_CACHE_LINE : 0);
+    if (node->blocks == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i <= node->index; ++i) node->blocks->free_item[i] = p->node[i].row.free_item;
     return SPDL_OK;
 }
 
@@ -12744,7 +12797,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
         return SPDL_E_NOMEM;
     for (k = 0; parks && k < (uint32_t)node->most; ++k)
         spdl__parked_add(node, &node->parked_free, k);
-    return spdl__node_pools(p, node);
+    return spdl__node_blocks_make(p, node);
 }
 
 /* A task for each worker and the keeper, and the results of init of each row. */

@@ -1927,41 +1927,41 @@ SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uin
     return result;
 }
 
-/* A buffer is the block of a batch without items. */
-SPDL__PRIVATE spdl__batch *spdl__iter_block(const spdl_cuda_iter_desc *desc, void *item) {
-    const size_t head = desc->buffers ? spdl__line_up(sizeof(spdl__batch)) : 0;
-    return (spdl__batch *)(void *)((char *)item - head);
+SPDL__PRIVATE spdl__block *spdl__iter_block(const spdl_cuda_iter_desc *desc, void *item) {
+    return desc->buffers ? (spdl__block *)item - 1 : &((spdl__batch *)item)->block;
 }
 
 /* Pins the block of a batch, which has pages of its own, until the spdl_cuda is closed. Its
    pool then keeps all blocks until the pipeline ends, so none is unmapped while it is pinned. */
-SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__batch *batch) {
-    spdl__batch_pool *pool = batch->pool;
+SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__block *block) {
+    spdl__batch_pool *pool = block->pool;
+    void *memory = (char *)block - pool->front;
     const size_t bytes = spdl__batch_bytes(pool);
     spdl__cuda_slab *slab;
     if (pool->allocator.alloc_fn != NULL || bytes < SPDL__OWN_PAGES) return;
     pthread_mutex_lock(&cuda->lock);
-    slab = spdl__slab_find(cuda, batch, bytes);
+    slab = spdl__slab_find(cuda, memory, bytes);
     pthread_mutex_unlock(&cuda->lock);
     if (slab != NULL) return;
     spdl__store(&pool->keep, UINT64_MAX);
-    (void)spdl__slab_new(cuda, batch, spdl__round_up(bytes, SPDL__PAGE), &slab);
+    (void)spdl__slab_new(cuda, memory, spdl__round_up(bytes, SPDL__PAGE), &slab);
 }
 
 SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl_cuda_view *view) {
-    spdl__batch *batch = item != NULL ? spdl__iter_block(&iter->desc, item) : NULL;
+    spdl__block *block = item != NULL ? spdl__iter_block(&iter->desc, item) : NULL;
+    const spdl_batch *batch = (const spdl_batch *)item; /* or a buffer */
     spdl_result result = SPDL_OK;
     memset(view, 0, sizeof(*view));
     view->item = item;
     view->release = item != NULL ? iter->desc.free_item : NULL;
     if (iter->desc.view != NULL) {
         result = iter->desc.view(item, view);
-    } else if (batch == NULL || batch->shown.data == NULL) {
+    } else if (block == NULL || block->pool->block_bytes == 0) {
         result = spdl__cuda_invalid(iter->cuda, "iterator: an item is not a batch in place");
     } else {
-        if (iter->owns) spdl__iter_pin(iter->cuda, batch);
-        view->data = batch->shown.data;
-        view->bytes = iter->desc.buffers ? batch->pool->block_bytes : batch->shown.bytes;
+        if (iter->owns) spdl__iter_pin(iter->cuda, block);
+        view->data = iter->desc.buffers ? item : batch->data;
+        view->bytes = iter->desc.buffers ? block->pool->block_bytes : batch->bytes;
     }
     if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view, SPDL_E_INVALID);
     if (result == SPDL_OK) return SPDL_OK;

@@ -340,6 +340,10 @@ static void the_last_edge_is_that_of_the_sink(void) {
 static void numbers_of_newer_fields_have_limits(void) {
     PIPE_REFUSED("threads is set, but only source rows have it", .threads = 1);
     PIPE_REFUSED("flush is set, but concurrency is more than 1", .flush = true, .concurrency = 2);
+    PIPE_REFUSED("serial is set, but concurrency is SPDL_ALL or more than 1", .serial = true,
+                 .concurrency = SPDL_ALL);
+    PIPE_REFUSED("serial is set, but concurrency is SPDL_ALL or more than 1", .serial = true,
+                 .concurrency = 2);
     PIPE_REFUSED("again and deferred are both set", .again = true, .deferred = true);
     PIPE_REFUSED("free_state is set without again", .free_state = free_none);
     PIPE_REFUSED("deferred and flush are both set", .deferred = true, .flush = true);
