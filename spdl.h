@@ -145,8 +145,8 @@ extern "C" {
        SPDL_NO_NPZ      no >>npz
        SPDL_NO_THREADS  standard C only, for wasm and boards. The calling thread does all the work.
                         Rings, inline pipelines, pools of guests, statistics, traces, cache and npz
-                        remain. .threads and SPDL_FROM return SPDL_E_THREAD. A call that would sleep
-                        returns SPDL_TIMEOUT at once.
+                        remain. Workers, .threads and SPDL_FROM return SPDL_E_THREAD. A call that
+                        would sleep returns SPDL_TIMEOUT at once.
    If all files define them, a call of a removed function does not compile. Otherwise it does not
    link. Structs stay the same. */
 
@@ -538,7 +538,8 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .serial        pipe                  false     calls must never overlap: no advice raises
                                                       the concurrency
        .threads       source                0         1: a thread of its own, so it may block
-       .buffer_size   all but the last two  2         results that can wait behind the row. Other
+       .buffer_size   all but the last two  2         results that can wait behind the row. Behind
+                                                      the row before SPDL_SINK: its argument. Other
                                                       defaults: 32 for a branch; before a batch 3
                                                       times its size, up to 1024
        .output_order  pipe, merge           input     SPDL_ORDER_COMPLETION: see >>order
@@ -979,6 +980,7 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 /* Sets how many calls of row `stage` may run at the same time, 1 to its .concurrency. The number
    holds for calls that begin later. A row that gets more calls while they sleep (see >>waiting)
    allows up to 64, and gets threads for them. Such a row keeps the number that was set.
+   Where it cannot grow, for example under a trace, it allows one call for each processor.
    Returns: SPDL_OK, SPDL_E_INVALID (no such row, or not a pipe), SPDL_E_LIMIT (less than 1 or too
             many). */
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
@@ -999,8 +1001,8 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 /* Memory for the result of this call: see >>memory. A buffer that the call does not return in *out
    is reused when the call ends: do not free it there.
    Returns: item_bytes bytes. A second call returns the same memory, until *out is returned. NULL:
-            there is no memory, or neither this row nor a SPDL_BATCH after it has .item_bytes (the
-            pipeline fails). */
+            there is no memory: return SPDL_E_NOMEM. NULL also if neither this row nor a SPDL_BATCH
+            after it has .item_bytes: then the pipeline fails, whatever the call returns. */
 SPDL_API void *spdl_buffer(spdl_task *task);
 
 /* Frees a buffer of spdl_buffer, also after destroy. It is not for parts of a batch. */
@@ -1099,6 +1101,10 @@ SPDL_API void spdl_stop(spdl_task *task);
        the row's order    before the error
        input order        every result whose input came before the failed one
        completion order   the results that were in the sink; the library frees all others
+
+   The pipeline counts a failure when its call ends. Calls that run at the same time can end in
+   another order in each run. So another failure can be the one that ends the pipeline, and another
+   number of results can come before the error.
 
    Items that later rows have gathered with .flush, or in a batch that is not full, are not
    delivered. The next stop, rewind, load or destroy frees them, and a load makes them again. next
@@ -1230,7 +1236,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    source) is such a source: its items are those of next_fn(source, &item, timeout), for example of
    spdl_pipeline_next of another pipeline. The source waits at most 50 ms at a time, and next_fn
    must return in that time. SPDL_END ends the source (or its epoch). SPDL_TIMEOUT repeats the call.
-   Any other result is a failure, with the text of the other pipeline. If the source is a loader,
+   Any other result is a failure. The text of the failure is that of the other pipeline, or with
+   another next_fn the name of the result. If the source is a loader,
    spdl_loader_error has the text. `source` must outlive the pipeline. To rewind both: stop this
    pipeline, rewind the other, rewind this one. A stage may call next of another pipeline that has
    threads of its own.
@@ -1702,10 +1709,11 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
    A function of yours can draw by weight (examples/weighted.c).
 
    An epoch has positions from 0, and the order gives each position an index. The items of rank r of
-   w are those at the positions r, r + w, r + 2w and so on. In a mixture each rank has the same
-   share of every source. Each epoch has another shuffle. The order depends only on the desc and the
-   epoch. A sampler takes 0.5 KB, or up to 8 KB for a shuffle of at most 4,096 indices or blocks.
-   Larger shuffles are computed by hashes.
+   w are those at the positions r, r + w, r + 2w and so on. A mixture deals the positions of each
+   group of w to the ranks in a random order. So each rank has the same share of every source. Each
+   epoch has another shuffle. The order depends only on the desc and the epoch. A sampler
+   takes 0.5 KB, or up to 8 KB for a shuffle of at most 4,096 indices or blocks. Larger shuffles are
+   computed by hashes.
 
    If rows drop items, ranks have unequal numbers of batches, and the next collective call hangs.
    Leave items out in index_fn, or end the epoch when one rank has no batch (examples/mpi_train.c).
@@ -2130,7 +2138,7 @@ typedef struct spdl_files spdl_files;
 
 /* Lists files. `path` is one of these:
        a file
-       a folder                        the files in it
+       a folder                        the files in it whose names do not begin with a dot
        a pattern with * and ?          also for folders: "train-?/a*.tar"
        @list.txt                       a path on each line, relative to the folder of the list
    Files are sorted by the bytes of their paths, those of a list by their line. A name that begins
@@ -7804,7 +7812,7 @@ struct spdl_pipeline {
     bool blame_idle;       /* it waits for a worker there */
     char pad5[SPDL_CACHE_LINE];
     spdl_error no_error;   /* by create */
-    uint64_t seen_runnable_ns; /* reported by snapshots, their own */
+    uint64_t seen_runnable_ns, seen_step_ns; /* reported by snapshots, their own */
     uint32_t process_lock;     /* the rest: written under it */
     spdl__process_stats process_first, process_last;
     uint64_t consumer_runnable_ns;
@@ -13442,9 +13450,10 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     s->workers_runnable_ns = spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
     spdl__stats_process(p, ended, s);
     if (s->delivered > 0 && s->first_item_ns > 0)
-        s->step_ns =
+        s->step_ns = spdl__atomic_max(
+            &p->seen_step_ns,
             spdl__grown(spdl__grown(spdl__load_relaxed(&p->first_wait_ns), s->wait_ns),
-                        spdl__grown(s->first_item_ns, s->elapsed_ns));
+                        spdl__grown(s->first_item_ns, s->elapsed_ns)));
     spdl__stats_means(s);
 }
 

@@ -1190,6 +1190,7 @@ static void *watch_stats(void *arg) {
         }
         held = held && now->delivered >= last->delivered && now->elapsed_ns >= last->elapsed_ns;
         held = held && now->wait_ns >= last->wait_ns && now->step_ns <= now->elapsed_ns;
+        held = held && now->step_ns >= last->step_ns && now->polls >= last->polls;
         if (!CHECK(held)) break;
         spdl_stats_text(now, text, sizeof text);
         *last = *now;
