@@ -1102,9 +1102,8 @@ SPDL_API void spdl_stop(spdl_task *task);
        input order        every result whose input came before the failed one
        completion order   the results that were in the sink; the library frees all others
 
-   The pipeline counts a failure when its call ends. Calls that run at the same time can end in
-   another order in each run. So another failure can be the one that ends the pipeline, and another
-   number of results can come before the error.
+   The pipeline counts a failure when its call ends. Calls that run at the same time end in another
+   order in each run. So with .max_failures > 0 a run can end at another item than the run before.
 
    Items that later rows have gathered with .flush, or in a batch that is not full, are not
    delivered. The next stop, rewind, load or destroy frees them, and a load makes them again. next
