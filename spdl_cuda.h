@@ -51,11 +51,12 @@
        arena         memory of the caller that is pinned where it is (spdl_cuda_adopt)
        copy stream   a stream of the library; there is one for each direction
        reader        a stream that a batch was made ready on and that is not done with it
-       lost          a CUDA error that no call can clear: destroy the iterator, then the pipeline,
-                     close the spdl_cuda, and start a new process
+       lost          a CUDA error that no call can clear, or an unknown one (999): destroy the
+                     iterator, then the pipeline, close the spdl_cuda, and start a new process
 
    THREADS: any thread may send. In the child of a fork every call on an open spdl_cuda returns
-   SPDL_E_CUDA_FORKED and touches nothing. (Before Linux 5.9 a fork moves private pages away from
+   SPDL_E_CUDA_FORKED and touches nothing. Blocks of the allocator and the host memory of outputs
+   are not mapped there. (Before Linux 5.9 a fork moves private pages away from
    under the device: fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls leave
    the thread's current device, and the errors of its earlier CUDA calls, as they are. Captures of
    CUDA graphs on other threads and streams are not disturbed; a captured stream is refused.
@@ -69,7 +70,8 @@
    LIMITS: Linux, a driver of CUDA 11 or later. 4 readers of a batch at a time, 4096 slots of each
    kind. 5 to 6 calls of CUDA for a batch, and one more if others have pinned its memory. Streams
    of green contexts are refused. A MIG instance is a device. On integrated devices (Jetson) the
-   copy is made as well. MPS and WSL2 (which may delay copies until the next call) are not tested.
+   copy is made as well, and before compute capability 7.2 no memory can be pinned. MPS is not
+   tested. Neither is WSL2, which may delay copies until a later call of the library asks for one.
    Not in this library: GPUDirect Storage, cudaMallocAsync. */
 
 #ifndef SPDL_CUDA_H_INCLUDED
@@ -614,7 +616,8 @@ SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
     case 201: case 214: case 220: case 226:  /* no context, ECC, NVLink */
     case 700: case 702: case 709: case 710:  /* address, timeout, destroyed, assert */
     case 714: case 715: case 716: case 717: case 718: case 719: case 721:
-    case 810: case 911: return true;         /* ended by the MPS server or another device */
+    case 810: case 911:                      /* ended by the MPS server or another device */
+    case 999: return true;                   /* unknown: what had an effect is unknown, too */
     default: return false;
     }
 }
@@ -1036,38 +1039,32 @@ SPDL__PRIVATE void spdl__cuda_reap_until(spdl_cuda *cuda, uint64_t until) {
     pthread_mutex_unlock(&cuda->lock);
 }
 
-/* Sets *done if the event is done or, if `done` is NULL, waits for it. */
-SPDL__PRIVATE spdl_result spdl__event_ask(spdl_cuda *cuda, void *event, bool *done) {
-    spdl__cuda_scope scope;
-    spdl_result result = spdl__cuda_enter(cuda, &scope, true);
-    int code;
-    if (done != NULL) *done = false;
-    if (result != SPDL_OK) return result;
-    code = done != NULL ? cuda->api.EventQuery(event) : cuda->api.EventSynchronize(event);
-    spdl__cuda_leave(cuda, &scope);
-    if (done == NULL) return spdl__cuda_check(cuda, "cuEventSynchronize", code);
-    *done = code == 0;
-    return code == SPDL__CU_NOT_READY ? SPDL_OK : spdl__cuda_check(cuda, "cuEventQuery", code);
-}
-
 /* Asks for an event, if `soon` for the time of a wake-up. Then it sleeps or, with a deadline, asks
-   and naps: CUDA has no wait with a time limit. */
+   and naps: CUDA has no wait with a time limit. All questions are in one scope: many threads may
+   ask, and each call takes locks of the driver that kernel launches need. */
 SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_t deadline,
                                            bool soon) {
     const uint64_t asks_until = spdl_time_ns() + 50000;
     uint64_t nap_ns = 10000, now = soon || deadline != SPDL__NEVER ? 0 : asks_until;
-    spdl_result result;
-    bool done;
+    const char *call = "cuEventQuery";
+    spdl__cuda_scope scope;
+    spdl_result result = spdl__cuda_enter(cuda, &scope, true);
+    int code;
+    if (result != SPDL_OK) return result;
     for (;;) {
-        if (deadline == SPDL__NEVER && now >= asks_until) return spdl__event_ask(cuda, event, NULL);
-        result = spdl__event_ask(cuda, event, &done);
-        if (result != SPDL_OK || done) return result;
-        now = spdl_time_ns();
-        if (now >= deadline) return SPDL_TIMEOUT;
+        if (deadline == SPDL__NEVER && now >= asks_until) {
+            call = "cuEventSynchronize";
+            code = cuda->api.EventSynchronize(event);
+            break;
+        }
+        code = cuda->api.EventQuery(event);
+        if (code != SPDL__CU_NOT_READY || (now = spdl_time_ns()) >= deadline) break;
         if (now < asks_until) continue;
         (void)spdl__os_event_sleep(&cuda->nap, 0, spdl__min(now + nap_ns, deadline));
         if (nap_ns < 250000) nap_ns *= 2;
     }
+    spdl__cuda_leave(cuda, &scope);
+    return code == SPDL__CU_NOT_READY ? SPDL_TIMEOUT : spdl__cuda_check(cuda, call, code);
 }
 
 /* Waits until a copy was reaped, if any runs. `two`: of three it awaits two, for half the calls. */
@@ -1859,7 +1856,7 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
     spdl__copies_settle(cuda, cuda->back);
     result = spdl__cuda_usable(cuda);
     for (i = 0; i < cuda->events && result == SPDL_OK; ++i) /* readers, too */
-        result = spdl__event_ask(cuda, cuda->event[i], NULL);
+        result = spdl__event_wait(cuda, cuda->event[i], SPDL__NEVER, false);
     spdl__cuda_reap_until(cuda, cuda->sent); /* idle or lost */
     spdl__cuda_release(cuda);
 }
