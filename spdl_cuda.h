@@ -71,7 +71,7 @@
    kind. 5 to 6 calls of CUDA for a batch, and one more if others have pinned its memory. Streams
    of green contexts are refused. A MIG instance is a device. On integrated devices (Jetson) the
    copy is made as well, and before compute capability 7.2 no memory can be pinned. MPS is not
-   tested. Neither is WSL2, which may delay copies until a later call of the library asks for one.
+   tested. WSL2 is not tested: it may delay copies until a later call of the library asks for one.
    Not in this library: GPUDirect Storage, cudaMallocAsync. */
 
 #ifndef SPDL_CUDA_H_INCLUDED

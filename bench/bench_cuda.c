@@ -4,9 +4,9 @@
                               the stand-in of tests/cudart_sim.c: then the figures mean nothing
 
    slots_N           batches of N bytes in blocks of spdl_cuda_allocator; the peer is a ring by
-                     hand, with the same edges: an event after each copy, for which the reader's stream
-                     waits; an event after the reader, for which the next copy into the slot waits;
-                     the host waits for the copy out of memory before it is used again
+                     hand, with the same edges: an event after each copy, for which the reader's
+                     stream waits; an event after the reader, for which the next copy into the slot
+                     waits; the host waits for the copy out of memory before it is used again
    slots_cpu_N       CPU time of the process per GiB, of the same
    arena_N           the same as slots_N out of a registered arena, by the iterator, inline
    by_hand_N         what the edges cost: the ring by hand; the peer is a bare loop of
@@ -33,8 +33,8 @@
                      by the stand-in, so without a device only
    pin_arena         registering an arena of shared memory; the peer is cudaHostAlloc
    paced_us*         the median host time of one call of spdl_cuda_iter_next, for batches of 4 KiB
-                     out of an arena, 50 us apart, so that no copy waits for another; the peer is one
-                     cudaMemcpyAsync, of _ring one step of the ring by hand
+                     out of an arena, 50 us apart, so that no copy waits for another; the peer is
+                     one cudaMemcpyAsync, of _ring one step of the ring by hand
    wake_N            from the end of a kernel of N us to the return of spdl_cuda_output_wait; the
                      peer is cudaEventSynchronize of an event that blocks
    close_ms          closing an iterator beside a kernel of 1 s
