@@ -56,10 +56,10 @@
 
    THREADS: any thread may send. In the child of a fork every call on an open spdl_cuda returns
    SPDL_E_CUDA_FORKED and touches nothing. Blocks of the allocator and the host memory of outputs
-   are not mapped there. (Before Linux 5.9 a fork moves private pages away from
-   under the device: fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls leave
-   the thread's current device, and the errors of its earlier CUDA calls, as they are. Captures of
-   CUDA graphs on other threads and streams are not disturbed; a captured stream is refused.
+   are not mapped there. (Before Linux 5.9 a fork moves private pages away from under the device:
+   fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls leave the thread's
+   current device, and the errors of its earlier CUDA calls, as they are. Captures of CUDA graphs on
+   other threads and streams are not disturbed; a captured stream is refused.
 
    STREAMS (a cudaStream_t each) are of the device of the spdl_cuda: one that was made, 0,
    cudaStreamLegacy or cudaStreamPerThread. For the last three that device must be current where
@@ -70,8 +70,8 @@
    LIMITS: Linux, a driver of CUDA 11 or later. 4 readers of a batch at a time, 4096 slots of each
    kind. 5 to 6 calls of CUDA for a batch, and one more if others have pinned its memory. Streams
    of green contexts are refused. A MIG instance is a device. On integrated devices (Jetson) the
-   copy is made as well, and before compute capability 7.2 no memory can be pinned. MPS is not
-   tested. WSL2 is not tested: it may delay copies until a later call of the library asks for one.
+   copy is made as well, and before compute capability 7.2 no memory can be pinned. MPS and
+   WSL2 are not tested. WSL2 may delay copies until a later call.
    Not in this library: GPUDirect Storage, cudaMallocAsync. */
 
 #ifndef SPDL_CUDA_H_INCLUDED
@@ -176,8 +176,9 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
 /* Makes an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align
    of SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
-   any. Freed ones are used again, and stay pinned until close. A forked child does not have them.
-   Other memory is of the desc's allocator. The log reports memory that cannot be pinned.
+   any. Freed ones are used again, and stay pinned until close. A request that is larger than all
+   of them adds a block. A forked child does not have them. Other memory is of the desc's
+   allocator. The log reports memory that cannot be pinned.
    Returns: the allocator.
    Threads: any thread may call its functions. The spdl_cuda must outlive their memory. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
