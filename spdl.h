@@ -124,7 +124,7 @@
 #ifdef __cplusplus
 #define SPDL__CAST(type, value) static_cast<type>(value)
 #define SPDL__UNCONST(pointer) const_cast<void *>(static_cast<const void *>(pointer))
-#define SPDL__INT_ENUM : int /* as in C, where the negative values see to it */
+#define SPDL__INT_ENUM : int /* as in C, where negative values make it an int */
 #if __cplusplus >= 202002L
 #define SPDL__ZERO = {} /* C++20 can leave out such a field without a warning */
 #else
@@ -147,13 +147,13 @@ extern "C" {
                         Rings, inline pipelines, pools of guests, statistics, traces, cache and npz
                         remain. .threads and SPDL_FROM return SPDL_E_THREAD. A call that would sleep
                         returns SPDL_TIMEOUT at once.
-   If all files define them, a call of a removed function does not compile; else it does not link.
-   Structs stay the same. */
+   If all files define them, a call of a removed function does not compile. Otherwise it does not
+   link. Structs stay the same. */
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on one side of an SPSC ring: an assert fails
        a row whose results are all NULL, as if *out is never set: a warning. With .free_item or
-       .item_bytes it is for the first result; else for 100, or for all if there are fewer
+       .item_bytes it is logged at the first result; in other rows after 100 results, or at destroy
        a call that records a reason with spdl_fail and returns SPDL_OK: the call fails
        a source that ends without an item: a warning
        a task that is used after its call: an error in the log
@@ -167,7 +167,7 @@ extern "C" {
        100 timeouts in a row of a next without .ready_fn, except with a timeout of 0: a warning
    -fsanitize=address finds a stage that frees its input. */
 
-/* Limits that size plain structs. */
+/* Limits that set the sizes of plain structs. */
 #define SPDL_MAX_STAGES 32
 #define SPDL_NAME_BYTES 32
 #define SPDL_TEXT_BYTES 512
@@ -188,7 +188,7 @@ SPDL_API const char *spdl_version(void);
 /* >>time */
 
 /* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. A
-   negative one never ends. */
+   negative timeout never ends. */
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
 #define SPDL_SECONDS(s) SPDL__CAST(int64_t, SPDL__CAST(double, s) * 1e9)
 
@@ -240,10 +240,10 @@ SPDL_API const char *spdl_result_text(spdl_result result);
 /* >>error */
 
 /* An error and its place. `text` is a sentence that names the file, array, stage or argument.
-   `stage` is the number of the row, from 0 (the source), or -1 for none. With a stage, `item` is
-   the number of the item in its source, from 0; behind SPDL_BATCH that of the batch. Behind a row
-   that makes several results of an item, `result_number` is the number of the result, from 1. It
-   is 0 elsewhere, and behind a second such row or .flush. */
+   `stage` is the number of the row, from 0 (the source), or -1 for none. If there is a stage,
+   `item` is the number of the item in its source, from 0. Behind SPDL_BATCH it is the number of the
+   batch. Behind a row that makes several results of an item, `result_number` is the number of the
+   result, from 1. Elsewhere it is 0, also behind a second such row or .flush. */
 typedef struct spdl_error {
     spdl_result result;
     int stage;
@@ -258,9 +258,9 @@ typedef struct spdl_error {
 
 #define SPDL_BLOCK_ALIGN 256 /* `align` of alloc_fn for blocks of item_bytes only */
 
-/* An allocator. Zero is malloc and free; otherwise set both functions. alloc_fn returns NULL when
-   there is no memory. `align` is a power of two, at least 8. Several threads call both at the same
-   time. The allocator must outlive the last batch. */
+/* An allocator. Zero means malloc and free; otherwise set both functions. alloc_fn returns NULL
+   when there is no memory. `align` is a power of two, at least 8. Several threads call the two
+   functions at the same time. The allocator must outlive the last batch. */
 typedef struct spdl_allocator {
     void *(*alloc_fn)(size_t bytes, size_t align, void *user);
     void (*free_fn)(void *memory, size_t bytes, void *user);
@@ -273,8 +273,8 @@ typedef struct spdl_allocator {
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
 /* A receiver of messages. Zero prints errors and warnings to stderr after "spdl: ", and drops the
-   rest. `text` is one line without a newline. Any thread can call log_fn. One that does nothing
-   switches messages off. */
+   rest. `text` is one line without a newline. Any thread can call log_fn. A log_fn that does
+   nothing switches messages off. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user) SPDL__ZERO;
     void *user SPDL__ZERO;
@@ -284,9 +284,9 @@ typedef struct spdl_logger {
 /* >>ring
    A bounded queue of items of one size, by default a pointer; first in, first out.
 
-   Calls with a timeout spin, then sleep. After SPDL_OK the ring owns a pushed item, and the
-   caller owns a popped one. After any other result nothing has moved. A push returns SPDL_CLOSED
-   once the ring is closed; a pop once it is closed and empty.
+   Calls with a timeout spin, then sleep. After SPDL_OK the ring owns a pushed item, and the caller
+   owns a popped one. After any other result nothing has moved. A push returns SPDL_CLOSED once the
+   ring is closed, and a pop once the ring is closed and empty.
 
    MPMC takes any number of threads. A consumer gets the items of one producer in order. A thread
    that is stopped inside of a push or pop delays the slots behind it: try_pop can return SPDL_EMPTY
@@ -308,7 +308,7 @@ typedef struct spdl_ring_desc {
 typedef struct spdl_ring spdl_ring;
 
 /* Makes a ring.
-   Returns: the results of create. */
+   Returns: the results of create in DEFAULTS. */
 SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc) SPDL__CHECKED;
 
 /* Frees the ring. Calls free_item (can be NULL) with the address of each item inside. */
@@ -365,7 +365,7 @@ typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
 typedef void (*spdl_fini_fn)(void *ctx, int worker, void *local);
 
 typedef enum spdl_sched {
-    SPDL_SCHED_DEFAULT, /* that of the thread that creates the workers */
+    SPDL_SCHED_DEFAULT, /* as the thread that creates the workers */
     SPDL_SCHED_BATCH,   /* other threads that wake run first */
     SPDL_SCHED_IDLE     /* only on an idle processor; can starve */
 } spdl_sched;
@@ -393,16 +393,16 @@ typedef enum spdl_event {
     SPDL_EVENT_WAIT_END
 } spdl_event;
 
-/* A receiver of events; zero is none. `name` is valid as long as the pool or pipeline. All threads
-   call event_fn at the same time, and it must not call the library. */
+/* A receiver of events; zero means none. `name` is valid as long as the pool or pipeline. All
+   threads call event_fn at the same time, and it must not call the library. */
 typedef struct spdl_profiler {
     void (*event_fn)(spdl_event event, const char *name, uint64_t number, void *user) SPDL__ZERO;
     void *user SPDL__ZERO;
 } spdl_profiler;
 
 typedef struct spdl_pool_desc {
-    int workers SPDL__ZERO;      /* 1 to 256; with guests from 0 */
-    int guests SPDL__ZERO;       /* with workers up to 256 */
+    int workers SPDL__ZERO;      /* 1 to 256, or 0 if there are guests */
+    int guests SPDL__ZERO;       /* workers + guests: at most 256 */
     const char *name SPDL__ZERO; /* threads are called name-0, name-1, ... (default "spdl") */
     spdl_policy policy SPDL__ZERO;
     size_t stack_bytes SPDL__ZERO; /* 0: the system's default */
@@ -425,7 +425,7 @@ typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 SPDL_API int spdl_cores(void);
 
 /* Starts the workers.
-   Returns: the results of create, SPDL_E_THREAD, or the result of init.
+   Returns: the results of create in DEFAULTS, SPDL_E_THREAD, or the result of init.
    Blocks:  until every init has returned and every worker has its policy. */
 SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc) SPDL__CHECKED;
 
@@ -436,13 +436,13 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
 SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 
 /* Queues fn(arg). Jobs start in the order of submission, and each runs exactly once. A job that
-   submits needs a timeout of 0, because it can wait for itself.
+   submits another job must use a timeout of 0: otherwise it can wait for itself.
    Returns: SPDL_OK, SPDL_TIMEOUT (the queue stayed full), SPDL_CLOSED (after stop), SPDL_E_INVALID.
             */
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns);
 
-/* Waits until no job is queued or running. Without workers the caller runs them.
+/* Waits until no job is queued or running. Without workers the calling thread runs the jobs.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool. */
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
 
@@ -451,9 +451,10 @@ SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
 SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns);
 
 /* Makes the calling thread a guest. It runs jobs and stages until none is left or budget_ns has
-   passed, and ends the call in progress. A budget of 0 runs nothing.
+   passed. A call that has begun is not cut short. A budget of 0 runs nothing.
    Returns: SPDL_OK: there is more to do; SPDL_EMPTY: there is nothing to do; SPDL_FULL: all guests
-            are inside; SPDL_E_INVALID: the pool has no guests, this thread is a worker or inside.
+            are inside; SPDL_E_INVALID: the pool has no guests, or this thread is already a worker
+            or guest of it.
    Blocks:  in the functions it calls. */
 SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
@@ -508,9 +509,9 @@ typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 /* A function that returns one item a call, such as spdl_pipeline_next. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
-/* Called for each failed call, also if max_failures allows it, on the thread of the call, so by
-   several threads at a time. It borrows `item`, the input, and `error`. `item` is NULL for a source
-   or .flush, or if the call took it. */
+/* Called for each failed call, also if max_failures allows the failure. It runs on the thread of
+   the call, so several threads can be in it at the same time. It borrows the input, `item`, and
+   `error`. `item` is NULL for a source or .flush, or if the call took its input. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
@@ -523,10 +524,12 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 
 /* ============================================================================================= */
 /* >>rows
-   The fields of a row. Zero is the default. create names each field that its row does not have.
+   The fields of a row. Zero is the default. create refuses a field that its row does not have, and
+   names it.
 
        field          rows                  default   meaning
-       .name          all                   function  in errors and traces; a second is 'name#2'
+       .name          all                   function  in errors and traces; a second row of the same
+                                                      name is 'name#2'
        .ctx           functions             NULL      spdl_ctx(task) returns it
        .concurrency   pipe                  1         calls that may run at the same time; SPDL_ALL:
                                                       one for each thread, and with workers = 0
@@ -535,8 +538,9 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .serial        pipe                  false     calls must never overlap: no advice raises
                                                       the concurrency
        .threads       source                0         1: a thread of its own, so it may block
-       .buffer_size   all but the last two  2         results that can wait behind the row; before a
-                                                      batch its size, branch 32
+       .buffer_size   all but the last two  2         results that can wait behind the row. Other
+                                                      defaults: 32 for a branch; before a batch 3
+                                                      times its size, up to 1024
        .output_order  pipe, merge           input     SPDL_ORDER_COMPLETION: see >>order
        .item_bytes    source, pipe, batch   0         bytes of an item of reused memory: >>memory
        .allocator     with .item_bytes      desc's    allocates the blocks of this row
@@ -557,7 +561,7 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .copy_item     source, pipe          NULL      copies an item, for >>doctor
        .init, .fini   functions             NULL      run once on each worker: .init before its
                                                       first call of the row, .fini in destroy.
-                                                      Several workers run one at the same time */
+                                                      Several workers can be in them at a time */
 
 /* clang-format off */
 typedef struct spdl_stage {
@@ -673,8 +677,8 @@ typedef struct spdl_batch {
        SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
        SPDL_BRANCH(fn, fields...), SPDL_PATH(name, fields...), SPDL_MERGE(fields...)
        SPDL_SINK(buffer_size): results that can wait for the consumer, usually 3, and at least as
-       many as the consumer takes in one burst. Without a feed workers fill a buffer of 8 or
-       more again when half of it is gone, or the consumer waits.
+       many as the consumer takes in one burst. Without a feed, workers refill a buffer of 8
+       or more only when half of it is empty, or when the consumer waits.
    C++20 requires the fields in the order of spdl_stage. Before C++20 write
    SPDL_PIPE(fn).with_concurrency(4). In a header for C and C++ write, in the order of spdl_stage,
    SPDL_PIPE(fn, SPDL_SET(concurrency, 4), SPDL_SET(free_item, free)). */
@@ -751,14 +755,14 @@ typedef struct spdl_batch {
     SPDL__BARE_ROW(SPDL_KIND_SINK, NULL, SPDL_SET(buffer_size, buffer_size_))
 #endif
 
-/* SPDL_STAGES(row, ...) has the rows in place. SPDL_TABLE(rows) takes an array. Each is the last
-   two arguments of spdl_pipeline_create. */
+/* The last two arguments of spdl_pipeline_create: SPDL_STAGES(row, ...) with the rows, or
+   SPDL_TABLE(rows) with an array of rows. */
 #define SPDL__LAYOUT \
     SPDL__CAST(unsigned, SPDL_VERSION << 14 | (sizeof(spdl_stage) + sizeof(spdl_pipeline_desc) + \
                                                sizeof(struct spdl_loader_desc)))
 #ifdef __cplusplus
 #define SPDL__ROW spdl_stage { .layout_ = SPDL__LAYOUT,
-#define SPDL_STAGES spdl__stages /* a function: the arguments of a macro all have its line */
+#define SPDL_STAGES spdl__stages /* a function: in a macro all rows have one __LINE__ */
 #else
 #define SPDL__ROW { .layout_ = SPDL__LAYOUT, /* rows are for SPDL_STAGES(...), or an array */
 #define SPDL_STAGES(...) \
@@ -767,7 +771,7 @@ typedef struct spdl_batch {
 #endif
 #define SPDL_TABLE(rows) (rows), sizeof(rows) / sizeof((rows)[0])
 
-/* A row of the library, with `ctx_` of a type and fields of its own, which yours replace. */
+/* A row of the library: `ctx_` has the type `type_`. Your fields replace those of the row. */
 #ifdef __cplusplus
 #define SPDL__OWN_ROW(kind_, which_, type_, fields_, ctx_, ...) \
     spdl__ctx_row<type_>(SPDL__CALL_ROW(SPDL_KIND_##kind_, &spdl__own_rows[which_], __VA_ARGS__), \
@@ -820,16 +824,17 @@ typedef struct spdl_pipeline spdl_pipeline;
 
 typedef struct spdl_pipeline_desc {
     int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0: as
-                                         many as the rows can use, and next works: see >>waiting.
-                                         With 0 and SPDL_INLINE no call may wait for the consumer */
+                                         many as the rows can use, and the thread in next calls
+                                         stages, too: see >>waiting. With 0, as with SPDL_INLINE, no
+                                         stage may wait for the consumer */
     spdl_pool *pool SPDL__ZERO;       /* a shared pool, instead of workers */
     const char *name SPDL__ZERO;      /* name of the threads; default "spdl" */
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
     size_t stack_bytes SPDL__ZERO;    /* of its own threads; 0: the system's default */
     int64_t next_works_ns SPDL__ZERO; /* the thread in next runs rows whose mean call is at most
-                                         this. SPDL_FOREVER: all rows. 0: no row, but all rows with
-                                         workers = 0. `pool` needs guests. No call may wait for the
-                                         consumer */
+                                         this. SPDL_FOREVER: all rows. 0: no row, or all rows with
+                                         workers = 0. `pool` needs guests. No stage may wait for
+                                         the consumer */
     spdl_allocator allocator SPDL__ZERO;
     spdl_logger logger SPDL__ZERO;
     spdl_profiler profiler SPDL__ZERO; /* default: that of `pool` */
@@ -839,8 +844,9 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_report_desc *report SPDL__ZERO; /* optional, copied: see >>report */
     const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
     uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
-    uint64_t data_hash SPDL__ZERO;    /* of the data, by spdl_hash; 0: of SPDL_COUNT, SPDL_FILES and
-                                         SPDL_FILES_AT. A load notices no other change of data */
+    uint64_t data_hash SPDL__ZERO;    /* a hash of the data, by spdl_hash; 0: a hash of SPDL_COUNT,
+                                         SPDL_FILES and SPDL_FILES_AT. A load cannot notice other
+                                         changes of the data */
     bool deliver_failures SPDL__ZERO; /* feed: next returns each failed item: see >>failures */
     void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
     void *ready_user SPDL__ZERO;
@@ -850,38 +856,38 @@ typedef struct spdl_pipeline_desc {
    `desc` can be NULL. The memory behind ctx must outlive the pipeline; `error` is used by create
    alone. An error names file, line and field of the row. It is in desc->error, or without that in
    the log. A row with more concurrency than threads causes a warning.
-   Returns: the results of create, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool has 64
-            pipelines already).
-   Blocks:  as spdl_pool_create, for its own pool. */
+   Returns: the results of create in DEFAULTS, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool
+            has 64 pipelines already).
+   Blocks:  until its own pool has started, as spdl_pool_create does. */
 SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                           const spdl_stage *stages, size_t stage_count)
     SPDL__CHECKED;
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
-   the log names calls that still run. destroy waits at most 5 seconds for a source with its own
-   thread. If a stop has timed out for that source, only SPDL_FROM is waited for. The thread of a
-   call that is left behind frees the rest: until it returns, ctx, allocator and profiler must
-   exist.
+   the log names calls that still run. destroy waits at most 5 seconds for the thread of a source
+   (.threads). After a stop that timed out it waits for that thread only with SPDL_FROM. A thread
+   that is left in its call frees the rest when the call returns. Until then ctx, allocator and
+   profiler must exist.
    Threads: not on a worker of its pool.
-   Blocks:  until all other calls have returned and every deferred call was completed; with .fini on
-            a shared pool until each worker was free. */
+   Blocks:  until all other calls have returned and every deferred call was completed. With .fini on
+            a shared pool it also waits until each worker was free. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
-/* Takes the next item. `pipeline` is a spdl_pipeline, and void * because the function is a
-   spdl_next_fn. A timeout loses nothing. After the last item every call returns SPDL_END, the error
-   that ended the pipeline, or SPDL_CLOSED after a stop. With .continuous it returns SPDL_END once
-   after each epoch. The caller owns *item after SPDL_OK. Other results leave *item as it was; for
-   the exception see Failed requests in >>failures.
+/* Takes the next item. `pipeline` is a spdl_pipeline. Its type is void *, as in every spdl_next_fn.
+   A timeout loses nothing. After the last item every call returns SPDL_END, the error that ended
+   the pipeline, or SPDL_CLOSED after a stop. With .continuous it returns SPDL_END once after each
+   epoch. The caller owns *item after SPDL_OK. Other results leave *item as it was; for the
+   exception see Failed requests in >>failures.
 
    Event loops. Set desc.ready_fn, and call next with a timeout of 0. After SPDL_TIMEOUT the library
-   calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. After
-   SPDL_FULL of a push it calls ready_fn once, as soon as there is room or the pipeline is closed.
-   Rarely it calls too early. The call is on any thread, also inside of next, push, stop or rewind.
-   ready_fn must not call the library. Write to an eventfd or a pipe, or post an event. Clear that
-   event before you call next or push again: see examples/event_loop.c and echo_server.c. A producer
-   and a consumer on two threads need an event each, and ready_fn posts both. If a signal handler
-   calls stop, ready_fn can run in that handler, where it must not take a lock. Most functions that
-   post an event take one. It may write to an eventfd or a pipe.
+   calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. After a
+   push that returned SPDL_FULL it calls ready_fn once, as soon as there is room or the pipeline is
+   closed. Rarely it calls ready_fn too early. The call is on any thread, also inside of next, push,
+   stop or rewind. ready_fn must not call the library. Write to an eventfd or a pipe, or post an
+   event. Clear that event before you call next or push again: see examples/event_loop.c and
+   echo_server.c. A producer and a consumer on two threads need an event each, and ready_fn posts
+   both. If a signal handler calls stop, ready_fn can run in that handler. ready_fn must not take a
+   lock there, and most functions that post an event take one. It may write to an eventfd or a pipe.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside, or where it would wait in a stage of
@@ -938,15 +944,15 @@ spdl__next(spdl_pipeline *pipeline, void *out, int64_t timeout_ns, const char *t
    handler, and give next a timeout.
 
    Returns: SPDL_OK, SPDL_TIMEOUT (calls, another stop or a rewind still run; the stop goes on).
-   Blocks:  until running calls have returned and every deferred call was completed, and then in
-            free_item. It does not wait inside of a stage or on a worker of its pool. */
+   Blocks:  until running calls have returned and every deferred call was completed, and then while
+            free_item runs. It does not wait inside of a stage or on a worker of its pool. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
-/* Starts again, with the source at item `sequence` of epoch 0. The items and their order are those
-   of the first time. For the next epoch see .continuous. It waits for running calls, frees all
+/* Starts again, with the source at item `sequence` of epoch 0. The items and their order are the
+   same as the first time. For the next epoch see .continuous. It waits for running calls, frees all
    items inside, and clears an end, failure or stop. A source that reads in order must compare
-   spdl_sequence, and seek. ctx and statistics remain. No function of yours runs between a stop that
-   waited and the rewind, and ctx may change.
+   spdl_sequence with its own position, and seek. ctx and statistics remain as they are. No function
+   of yours runs between a stop that waited and the rewind: ctx may change there.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID:
             called in a stage; or another thread is in next or push; or `sequence` is 2^36 or more.
    Threads: the consumer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
@@ -954,9 +960,9 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
                                           int64_t timeout_ns);
 
-/* Adds an item to SPDL_FEED. The pipeline owns it only after SPDL_OK. With .drop_oldest a
-   push without room drops the oldest item, frees it with .free_item of the row, and counts as a
-   skip of row 0. SPDL_FULL then means that a worker was taking an item in this moment. After
+/* Adds an item to SPDL_FEED. The pipeline owns it only after SPDL_OK. With .drop_oldest a push
+   without room drops the oldest item, frees it with .free_item of the row, and counts as a skip of
+   row 0. With .drop_oldest SPDL_FULL means that a worker was taking an item at that moment. After
    SPDL_FULL, not after SPDL_TIMEOUT, desc.ready_fn is called: see Event loops at next.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, or while another thread is inside.
@@ -970,9 +976,9 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int
    Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
-/* Changes the concurrency of row `stage` for calls that begin later, up to its .concurrency. A row
-   that gets more calls while they sleep (see >>waiting) keeps this number from now on, up to 64,
-   and gets threads for it.
+/* Sets how many calls of row `stage` may run at the same time, 1 to its .concurrency. The number
+   holds for calls that begin later. A row that gets more calls while they sleep (see >>waiting)
+   allows up to 64, and gets threads for them. Such a row keeps the number that was set.
    Returns: SPDL_OK, SPDL_E_INVALID (no such row, or not a pipe), SPDL_E_LIMIT (less than 1 or too
             many). */
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
@@ -983,28 +989,28 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
 /* The failure that ended the pipeline: stage, item and text. It is the first in order if next has
-   returned it before the first call of this function. Otherwise it is one of those so far, and next
-   then ends with the same one. It does not change until a rewind or destroy. The failure of a
-   request is valid until the next call of next.
+   returned it before the first call of this function. Otherwise it is one of the failures so far,
+   and next then ends with the same failure. It does not change until a rewind or destroy. The
+   failure of a request is valid until the next call of next.
    Returns: never NULL; result is SPDL_OK without a failure.
    Threads: the consumer; any thread, after a stop outside of stages returned SPDL_OK. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
 /* Memory for the result of this call: see >>memory. A buffer that the call does not return in *out
    is reused when the call ends: do not free it there.
-   Returns: item_bytes bytes, the same in each call until *out is returned; NULL: there is no
-            memory, or neither this row nor a SPDL_BATCH after it has .item_bytes (the pipeline
-            fails). */
+   Returns: item_bytes bytes. A second call returns the same memory, until *out is returned. NULL:
+            there is no memory, or neither this row nor a SPDL_BATCH after it has .item_bytes (the
+            pipeline fails). */
 SPDL_API void *spdl_buffer(spdl_task *task);
 
-/* Frees a buffer of spdl_buffer, also after destroy. Not for parts of a batch. */
+/* Frees a buffer of spdl_buffer, also after destroy. It is not for parts of a batch. */
 SPDL_API void spdl_buffer_free(void *buffer);
 
 /* Frees a batch and its items, with the .free_item of their row, also after destroy. */
 SPDL_API void spdl_batch_free(void *batch);
 
-/* Records the reason of a failed call, as printf, up to SPDL_TEXT_BYTES. Outside of the call the
-   log gets the text.
+/* Records the reason of a failed call, with a format as for printf, up to SPDL_TEXT_BYTES. Outside
+   of the call the log gets the text.
    Returns: SPDL_E_STAGE, for the stage function to return. */
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3)
     SPDL__CHECKED;
@@ -1036,8 +1042,8 @@ SPDL_API uint64_t spdl_epoch(const spdl_task *task);
 /* Returns: true once the pipeline stops: a long call should return early. */
 SPDL_API bool spdl_stopping(const spdl_task *task);
 
-/* Makes the caller the owner of the input, which it must free (a batch: with spdl_batch_free) or
-   return as a result of its own row. */
+/* Makes the stage the owner of its input. The stage must free the input (a batch with
+   spdl_batch_free), or return it as a result of its own row. */
 SPDL_API void spdl_take(spdl_task *task);
 
 /* With .again: a pointer that the calls for one input share, NULL in the first call. After the last
@@ -1050,7 +1056,7 @@ SPDL_API void **spdl_call_state(spdl_task *task);
             fails, or the row is no SPDL_BRANCH and the pipeline fails. */
 SPDL_API spdl_result spdl_route(spdl_task *task, int path);
 
-/* Returns: true in the last call of an epoch in a row with .flush; it has no input. */
+/* Returns: true in the last call of a row with .flush in an epoch. This call has no input. */
 SPDL_API bool spdl_flushing(const spdl_task *task);
 
 /* The handle of a call that will be completed later; it can be copied. */
@@ -1060,7 +1066,8 @@ typedef struct spdl_deferred {
 } spdl_deferred;
 
 /* Prepares a call of a row with .deferred to return SPDL_PENDING and be completed later. The worker
-   is then free. The call counts in the concurrency, and `in` remains valid.
+   is then free for other calls. The call counts as running until it is completed, and `in` remains
+   valid.
    Returns: the handle for spdl_complete; its pipeline is NULL in a row without .deferred. */
 SPDL_API spdl_deferred spdl_defer(spdl_task *task);
 
@@ -1072,7 +1079,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task);
    Threads: any, while the pipeline exists. */
 SPDL_API spdl_result spdl_complete(spdl_deferred deferred, spdl_result result, void *item);
 
-/* Completes a deferred call as failed, and records the reason, as printf.
+/* Completes a deferred call as failed, and records the reason, as spdl_fail does.
    Returns: as spdl_complete.
    Threads: any, while the pipeline exists. */
 SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *format, ...)
@@ -1099,17 +1106,18 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Failed requests. With desc.deliver_failures every pushed item gets an answer, unless a stage
    skips it. For a failed call next returns SPDL_E_STAGE in the place of the result. *item is the
-   input of that call, and the consumer owns it. *item is NULL if the call took it, or was of
-   .flush. spdl_pipeline_error has the stage and the reason. The loop goes on: end it at SPDL_END,
-   SPDL_CLOSED, or if spdl_pipeline_failed. Later rows are not called for the item. The failure
-   overtakes gathered items. Every error of a stage is SPDL_E_STAGE; an error of the library, such
-   as that of an init, ends the pipeline. create refuses .max_failures with it. */
+   input of that call, and the consumer owns it. *item is NULL if the call took its input, or was a
+   call with spdl_flushing. spdl_pipeline_error has the stage and the reason. The loop goes on: end
+   it at SPDL_END, SPDL_CLOSED, or if spdl_pipeline_failed. Later rows are not called for the item.
+   The failure overtakes gathered items. Every error of a stage is SPDL_E_STAGE; an error of the
+   library, such as that of an init, ends the pipeline. create refuses deliver_failures together
+   with .max_failures. */
 
 /* ============================================================================================= */
 /* >>order
    In input order, the default, a row passes results in the order of its inputs. A slow call delays
    the results of later calls. Up to .buffer_size results wait for it. If inputs are dropped, up to
-   64 inputs or 2 * buffer_size + concurrency can be ahead of it, whichever is more.
+   64 inputs or 2 * buffer_size + concurrency can be ahead of the slow call, whichever is more.
    In completion order a row passes each result as soon as its call ends.
 
    A table in input order delivers the same items in the same order with any number of workers.
@@ -1136,15 +1144,22 @@ SPDL_API void spdl_stop(spdl_task *task);
    its .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
-   them for each row, and the library allocates more when the consumer keeps many. */
+   them for each row, and the library allocates more when the consumer keeps many.
+
+   Cost. A result that can wait costs 32 to 64 bytes. If several calls run in input order, it costs
+   64 to 128, and the row at least 2 KiB. With deliver_failures it costs about 600 to 1200 more. An
+   item of a batch costs 9 bytes. A row has a buffer for each item that later rows can hold, also in
+   batches, up to 65536. Each costs n + 24 bytes, rounded up to 64. If the row has at most 256, it
+   costs n + 64, rounded up to 128. Those below 64 KiB share one allocation. The system provides its
+   pages at their first use. */
 
 /* ============================================================================================= */
 /* >>one-to-many
    A stage with .again returns SPDL_AGAIN with one result. It is called again with the same input
    when there is room. The last call returns SPDL_OK with the last result, SPDL_SKIP without one, or
    an error. spdl_call_state(task) keeps what the calls for one input share. Such a row needs a
-   concurrency of 1 or completion order. Put slow work in a row before it. Return large results in
-   pieces of spdl_buffer.
+   concurrency of 1 or completion order. Put slow work in a row before it. Return a large result in
+   pieces, each from spdl_buffer.
 
    Small items. Each row costs about 100 ns an item. For items of a few microseconds let one call
    fill a whole batch:
@@ -1158,16 +1173,18 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    SPDL_UNBATCH() passes the items of each batch one by one, except NULL.
 
-   All results of one input have its spdl_sequence. Each has an spdl_item_key of its own.
+   All results of one input have the spdl_sequence of that input. Each has an spdl_item_key of its
+   own.
 
    A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
    call, and `in` is NULL. The stage can gather items and pass the rest then.
 
-   Gathered items end with the run of the pipeline, and with a failure. A stop that waits, a rewind,
-   a load and destroy call the stage with spdl_flushing, and free the results. They call it once, or
-   with .again until it returns SPDL_SKIP or SPDL_OK. These calls are on the thread that stops, with
-   the number of one of the workers. A flushing call that fails is repeated once, with .again up to
-   100 times. A stage that goes on failing must drop what it holds, or it is in the next pass. */
+   Gathered items do not outlive the run of the pipeline, or a failure. Four functions empty the
+   stage: a stop that waits, a rewind, a load, and destroy. Each calls the stage with spdl_flushing,
+   and frees the results. It calls the stage once, or with .again until it returns SPDL_SKIP or
+   SPDL_OK. These calls are on the thread that stops, with the number of one of the workers. A
+   flushing call that fails is repeated once, with .again up to 100 times. A stage that goes on
+   failing must drop what it holds. Otherwise those items are in the next pass. */
 
 /* ============================================================================================= */
 /* >>branches
@@ -1178,17 +1195,18 @@ SPDL_API void spdl_stop(spdl_task *task);
    While one path is full, its results wait in the branch and other paths go on. At most
    .buffer_size results of SPDL_BRANCH wait, for all paths together.
 
-   The merge passes results in the order of the branch. Rows inside of a path then make at most one
-   result for each input: create refuses .again, .flush, batches and completion order there. With
-   SPDL_ORDER_COMPLETION the merge passes what is ready, and rows inside of a path can be any. With
-   SPDL_BATCH in each path, all items of a batch are of one path. */
+   The merge passes results in the order of the branch. In this order rows inside of a path make at
+   most one result for each input: create refuses .again, .flush, batches and completion order
+   there. With SPDL_ORDER_COMPLETION the merge passes what is ready, and a path can contain any
+   rows. With SPDL_BATCH in each path, all items of a batch are of one path. */
 
 /* ============================================================================================= */
 /* >>waiting
-   Threads. By default (workers = 0) there is a thread for each processor, at least two. A larger
-   .concurrency that is written gets a thread for each call, at most 256. Deferred calls need none.
-   One of the threads is that in next, which calls stages while it would wait. A call that waits for
-   the consumer would then wait for ever: write .workers = 2 or more. With workers = n only these n
+   Threads. By default (workers = 0) there is a thread for each processor, at least two. If you
+   write a larger .concurrency there is a thread for each of its calls, at most 256. Deferred calls
+   need no thread. The thread in next counts as one of the threads: it calls stages while it would
+   wait. Then no stage may wait for the consumer, for example until it frees an item: such a stage
+   would wait for ever. Write .workers = 2 or more in that case. With workers = n only these n
    threads call stages. .next_works_ns adds the thread in next, which then leaves out rows whose
    mean call is longer. While that thread is in a call, one item can be late by one call. With
    SPDL_INLINE only the thread in next calls stages. A consumer that waits for a device can use
@@ -1196,23 +1214,26 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Calls that sleep. With workers = 0 a row with SPDL_ALL begins with a call for each processor.
    While its calls sleep and the consumer waits, it gets more calls, up to 64, and threads for them.
-   It keeps them if they make the row 1.2 times as fast. spdl_stats has the numbers of the moment.
-   To bound the calls of a row, write a number. Rows with .again, .deferred, .flush or .serial keep
-   their calls. No row gets more if .workers, .pool, policy.cpus or an .init is written, under a
-   trace or a doctor, or in a loader. Only Linux reports how long threads wait for a processor,
-   which this needs. The threads allocate, and events of a profiler have worker numbers up to 64.
+   It keeps them if they make the row 1.2 times as fast. spdl_stats has the present numbers. To
+   bound the calls of a row, write a number. Rows with .again, .deferred, .flush or .serial keep
+   their calls. No row gets more calls if you write .workers, .pool, policy.cpus or an .init, nor
+   under a trace or a doctor, nor in a loader. This works on Linux only: other systems do not report
+   how long threads wait for a processor. The start of a new thread allocates memory. In events of a
+   profiler its worker number can be up to 64.
 
-   Late calls. A call in next can keep next 5 seconds longer than its timeout, or 5 seconds with
-   SPDL_FOREVER. A worker that is free then writes row and item to the log, once for each pipeline.
-   With SPDL_INLINE, or while no worker is free, nothing is written.
+   Late calls. While the thread in next is in a call of a stage, next cannot return. 5 seconds after
+   the timeout a worker that is free writes row and item of the call to the log, once for each
+   pipeline. With SPDL_FOREVER the 5 seconds begin with the call. With SPDL_INLINE, or while no
+   worker is free, nothing is written.
 
    Sources that block. With .threads = 1 a source has its own thread. SPDL_FROM(Type, next_fn,
    source) is such a source: its items are those of next_fn(source, &item, timeout), for example of
-   spdl_pipeline_next of another pipeline. It waits at most 50 ms at a time, and next_fn must return
-   in that time. SPDL_END ends the source (or its epoch). SPDL_TIMEOUT repeats the call. Other
-   results fail, with the text of the other pipeline; a loader has its own: spdl_loader_error.
-   `source` must outlive the pipeline. To rewind both: stop this pipeline, rewind the other, rewind
-   this one. A stage may call next of another pipeline that has threads of its own.
+   spdl_pipeline_next of another pipeline. The source waits at most 50 ms at a time, and next_fn
+   must return in that time. SPDL_END ends the source (or its epoch). SPDL_TIMEOUT repeats the call.
+   Any other result is a failure, with the text of the other pipeline. If the source is a loader,
+   spdl_loader_error has the text. `source` must outlive the pipeline. To rewind both: stop this
+   pipeline, rewind the other, rewind this one. A stage may call next of another pipeline that has
+   threads of its own.
 
    Calls that wait. While a worker is free, it calls every row that has an input, is under its
    concurrency, and has room. Calls of a row begin in the order of its inputs.
@@ -1227,8 +1248,8 @@ SPDL_API void spdl_stop(spdl_task *task);
        an earlier row                    never
 
    The consumer may pause for any time: rows fill their buffers and stop. For a thread that must not
-   wait in next or push see Event loops at spdl_pipeline_next. create stores *pipeline
-   before the first call. The library never calls a function of yours under a lock.
+   wait in next or push see Event loops at spdl_pipeline_next. create stores *pipeline before the
+   first call of a stage. The library never calls a function of yours under a lock.
 
    Fork. In the child of a fork a pipeline with threads is dead. stop and rewind return
    SPDL_E_INVALID, and so do next and push when they would wait. destroy does nothing. */
@@ -1241,8 +1262,9 @@ SPDL_API void spdl_stop(spdl_task *task);
    interruption, bit by bit. Workers, .concurrency, .buffer_size and the use of a loader may change.
    Conditions:
      - Rows and order are the same in every run. A load refuses a row of another kind, .again,
-       .flush, .continuous or C type, but not another function of the same types. Where one row
-       groups, its size and .drop_last may change.
+       .flush, .continuous or C type, but not another function of the same types. Size and
+       .drop_last of a SPDL_BATCH may change if no other row gathers items, and no .again row
+       follows it.
      - Sources make item spdl_sequence(task) of epoch spdl_epoch(task), or seek when the number does
        not follow the last one.
      - Results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key.
@@ -1255,10 +1277,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    SPDL_FEED, SPDL_FROM, SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36
    items, and an item at most 2^28 - 2 results before SPDL_BATCH.
 
-   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. A
-   load of the texts of all ranks refuses texts of another step. To change the number of ranks, give
-   every rank the texts of all old ranks. These must be at the same item, at their last item, or at
-   the end of the epoch. To jump over items, load a text with a larger item=.
+   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. If
+   you load the texts of all ranks, texts of different steps are refused. To change the number of
+   ranks, give every rank the texts of all old ranks. The old ranks must be at the same item, at
+   their last item, or at the end of the epoch. To jump over items, load a text with a larger item=.
 
        saved after                   next returns after the load
        the last item of an epoch     SPDL_END
@@ -1278,9 +1300,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    Threads: the consumer. */
 SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
 
-/* Moves a pipeline to the position of a text, as spdl_pipeline_rewind does. It refuses a changed
-   text, another version, other rows, another seed and other data (data_hash). The error names the
-   difference, and how to load the text anyway. The pipeline goes on as before.
+/* Moves a pipeline to the position of a text. For calls and items it does the same as
+   spdl_pipeline_rewind. It refuses a changed text, another version, other rows, another seed and
+   other data (data_hash). The error names the difference, and how to load the text anyway. After a
+   refusal the pipeline goes on as before.
    Returns: as rewind; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: a changed text; SPDL_E_INVALID:
             the text does not fit this pipeline; SPDL_E_UNSUPPORTED: as save, or the number of ranks
             cannot change at this position; SPDL_E_NOMEM; the error of an init.
@@ -1291,7 +1314,8 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const 
 
 /* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence.
    Each result of an .again row, SPDL_LINES, SPDL_TAR and SPDL_UNBATCH has a key of its own, and so
-   has each call of such a row. With SPDL_INDEX it includes the sampler's seed and the position.
+   has each call of such a row. With SPDL_INDEX the key also depends on the sampler's seed and the
+   position.
    A load and the number of workers do not change it, nor does the number of ranks before the first
    SPDL_BATCH. All rows have the same key for an item: for more numbers hash it with one of your
    own, as in spdl_hash(spdl_item_key(task), &number, sizeof number). The number of a result counts
@@ -1318,7 +1342,7 @@ typedef struct spdl_stage_stats {
     uint64_t skips;    /* dropped items; batch: by drop_last; feed: by drop_oldest */
     uint64_t freed;    /* results that a stop, failure or load freed; batch: also single items */
     uint64_t busy_ns;  /* time in calls, over all workers, with failed and running calls */
-    bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
+    bool deferred;     /* busy_ns ends when calls are completed, and is no worker's time */
     bool alone;        /* the row allows one call at a time: .serial, .flush, .again */
     bool from;         /* SPDL_FROM: takes from another pipeline */
     bool in_order;     /* results leave in input order */
@@ -1330,8 +1354,8 @@ typedef struct spdl_stage_stats {
     /* Durations of a call, within 6.25 %; below 1 us the mean of up to 32. Feed: from push to
        answer (a batch: from its oldest push). */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns;
-    /* The sum of these three is busy_ns. They are estimates from one call in about 0.8 ms of each
-       worker, not its first, and can decrease a little. */
+    /* The sum of these three is busy_ns. They are estimates: each worker measures one call in about
+       0.8 ms, but not its first. They can decrease a little. */
     uint64_t cpu_ns;       /* on a processor */
     uint64_t runnable_ns;  /* ready to run while other threads had the processors */
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
@@ -1341,7 +1365,8 @@ typedef struct spdl_stage_stats {
 
 typedef struct spdl_edge_stats {
     int buffer_size;
-    int depth;              /* items now, up to buffer_size + concurrency; path: + its branch's */
+    int depth;              /* items now, up to buffer_size + concurrency; of a path up to these
+                               two of its branch more */
     uint64_t items;         /* items taken so far; near an end for a moment one too few */
     uint64_t put_wait_ns;   /* time that results waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time in which the reader had no item; a running wait counts */
@@ -1354,7 +1379,7 @@ typedef struct spdl_edge_stats {
 typedef enum spdl_limit {
     SPDL_LIMIT_NOT_KNOWN,
     SPDL_LIMIT_CONSUMER,    /* nothing: loading keeps up */
-    SPDL_LIMIT_CONCURRENCY, /* a stage that more calls at a time help, computing or asleep */
+    SPDL_LIMIT_CONCURRENCY, /* a stage needs more calls at a time, computing or asleep */
     SPDL_LIMIT_MACHINE,     /* the processors are used up */
     SPDL_LIMIT_LOCK,        /* calls of a stage wait for each other */
     SPDL_LIMIT_SERIAL,      /* a source, or a stage that may have only one call at a time */
@@ -1365,9 +1390,10 @@ typedef enum spdl_limit {
     SPDL_LIMIT_FOREIGN      /* other programs have the processors that a stage waits for */
 } spdl_limit;
 
-/* The limit, and the settings to write; 0: nothing to write. Each setting reaches the next limit,
-   gains at least 3 %, and is at most doubled. Where calls sleep it is at most 16 times as large.
-   buffer_size has no such bound, nor have workers where there are none. */
+/* The limit, and the settings to write; 0: nothing to write. Each setting is large enough to reach
+   the next limit, and gains at least 3 %. It is at most doubled. Where calls sleep it is at most 16
+   times as large. buffer_size has no such bound. Neither has `workers` if there are no workers
+   now. */
 typedef struct spdl_finding {
     spdl_limit limit;
     int stage;           /* the row, or -1 */
@@ -1411,11 +1437,13 @@ typedef struct spdl_stats {
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
 
-/* Copies the counters, in a few microseconds for each stage, and every 10 ms reads the process.
-   Each counter is exact, and none decreases. A worker is woken if the last row can be called. */
+/* Copies the counters, in a few microseconds for each stage. At most every 10 ms it also reads the
+   numbers of the process. Each counter is exact, and none decreases. The call wakes a worker if the
+   last row can be called. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
-/* Turns `now` into the numbers since `before`. Durations of calls and steps remain those of all. */
+/* Turns `now` into the numbers since `before`. Durations of calls and steps remain those since the
+   start. */
 SPDL_API void spdl_stats_since(spdl_stats *now, const spdl_stats *before);
 
 /* Finds the limit of the consumer. `finding` can be NULL.
@@ -1423,8 +1451,9 @@ SPDL_API void spdl_stats_since(spdl_stats *now, const spdl_stats *before);
 SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding);
 
 /* The finding in words: the consumer's waits, the stage and the cause, and the settings to write. A
-   gain without a measurement is an upper bound, "up to". With a feed: the dropped and refused
-   requests, and the time to an answer. Stages with over 5 % failed calls, and calls that hang.
+   gain without a measurement is an upper bound, "up to". With a feed the text has the dropped and
+   refused requests, and the time to an answer. It also names stages with over 5 % failed calls, and
+   calls that hang.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -1442,8 +1471,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* ============================================================================================= */
 /* >>report
-   Statistics at intervals, from a thread of their own. desc.report requests them, or in any program
-   the environment:
+   Statistics at intervals, from a thread of their own. Request them by desc.report, or for any
+   program by the environment:
 
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
@@ -1455,8 +1484,9 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
    The schema "spdl.stats.1" is in >>report-impl. */
 
 #ifndef SPDL_NO_REPORT
-/* Called on the thread of the reports, and once more at the end, with the numbers since the last
-   call and all. It must not destroy the pipeline. */
+/* Called at each interval, on the thread of the reports, and once more at the end. `interval` has
+   the numbers since the last call, `total` those since the start. It must not destroy the
+   pipeline. */
 typedef void (*spdl_report_fn)(const spdl_stats *interval, const spdl_stats *total, void *user);
 
 /* All zero: only the reports of the environment. */
@@ -1474,7 +1504,8 @@ typedef struct spdl_report_desc {
    The events of a run, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing. Each worker
    has a lane with its calls (stage, number of the item, result) and batches. The consumer has a
    lane with its waits in next, and each edge a plot of its depth. Arrows connect the calls of an
-   item. Times begin at 0. `unix_ns` in otherData is the Unix time of 0, which aligns several files.
+   item. Times in the file begin at 0. `unix_ns` in otherData is the Unix time of that moment. It
+   serves to align several files.
 
    desc.trace is the path; "" means none. NULL means the environment: SPDL_TRACE=t.json, or
    SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create empties the file and
@@ -1482,7 +1513,7 @@ typedef struct spdl_report_desc {
    a warning. A symbolic link is refused. A failure is one warning in the log.
 
    Memory: (workers + 1 + edges) * trace_events * 32 bytes. Each thread and edge keeps its latest
-   events. The log and the file have the number of dropped ones.
+   events. The log and the file have the number of dropped events.
 
    The functions below add a counter and spans: parts of a call, or of the consumer's step. Spans
    nest up to 16 deep. The end of a call, or destroy, ends its spans. A name must live as long as
@@ -1531,7 +1562,7 @@ typedef struct spdl_cache_desc {
 typedef struct spdl_cache spdl_cache;
 
 /* Makes a cache. The caller keeps the source unless delete_source is set.
-   Returns: the results of create. */
+   Returns: the results of create in DEFAULTS. */
 SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc)
     SPDL__CHECKED;
 
@@ -1544,20 +1575,20 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache);
             the result of the source. A timeout or error loses nothing.
    Blocks:  as the source; not while it repeats items.
    Owns:    with copy_item the caller owns each item. Otherwise the cache owns it: do not change it.
-            It is valid until the next call, or if it is a kept one until destroy. */
+            It is valid until the next call; a kept item is valid until destroy. */
 SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_ns);
 
 /* ============================================================================================= */
 /* >>headspace
-   The cost of loading to a loop, in a sentence, whatever loads. Two kinds of windows alternate: the
-   loop unchanged, and the same steps on kept items without calls of the source. The
-   cost of calls longer than a window is understated. A loop loses in two ways: it waits for items,
-   and its steps are slower while others load (harm). It repeats and drops items, so discard the
-   trained weights. */
+   Measures what loading costs a loop, and reports it in a sentence. Any loader can be measured. Two
+   kinds of time windows alternate: the loop unchanged, and the same steps on kept items without
+   calls of the source. The cost of calls longer than a window is understated. A loop loses in two
+   ways: it waits for items, and its steps are slower while others load (harm). The measurement
+   repeats and drops items, so discard the trained weights. */
 
 /* A ratio, measured in rounds, and its confidence interval of 95 %. Where several are compared the
-   95 % hold for all of them together. An interval that contains 1 is no difference. With fewer than
-   5 rounds it is not known: low is 0, high is infinity. */
+   95 % hold for all of them together. An interval that contains 1 means no difference. With fewer
+   than 5 rounds the interval is not known: low is 0, high is infinity. */
 typedef struct spdl_interval {
     double value; /* 0 without a round */
     double low, high;
@@ -1604,13 +1635,13 @@ typedef struct spdl_headspace_report {
                                    12 h run: slower steps 16.7, waiting 0.3." */
 } spdl_headspace_report;
 
-/* Measures the headspace of a loop. A window lasts at least 400 ms, 8 steps and 3 of the longest
-   gaps between items, and begins at a random moment. A round has one of each kind, in random order.
-   free_item gets each item before the call returns.
+/* Measures the headspace of a loop. A window lasts at least 400 ms, 8 steps, and 3 times the
+   longest gap between items. It begins at a random moment. A round has one window of each kind, in
+   random order. free_item gets each item before the call returns.
    Returns: SPDL_OK, with the answer in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or another result of
             next, and *report has the rounds so far.
-   Threads: owner of the source; step runs on it.
-   Blocks:  for about `seconds`, and as long as a call of next or step. */
+   Threads: the owner of the source. `step` runs on this thread.
+   Blocks:  for about `seconds`. The last call of next or step can make it longer. */
 SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headspace_report *report);
 
 /* ============================================================================================= */
@@ -1627,10 +1658,10 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
                                      workers of its own pool where no row has .init
 
    It runs inside of next, on the thread of the consumer. It compares windows of time with one
-   difference to windows without. With `replay` kept items replace all rows up to a row, which needs
-   .copy_item (not for buffers of spdl_buffer). Otherwise calls of the busiest rows sleep a known
-   time longer, and the items stay the same. Until the end spdl_pipeline_set_concurrency has no
-   lasting effect.
+   difference to windows without. With `replay` kept items take the place of one row and all rows
+   before it. This row needs .copy_item, except for buffers of spdl_buffer. Otherwise calls of the
+   busiest rows sleep a known time longer, and the items stay the same. While the doctor works,
+   spdl_pipeline_set_concurrency has no lasting effect.
 
    Rounds that other programs disturbed are repeated, for up to twice the time. If most were
    disturbed, the report has a sentence about it. The doctor keeps up to 32 items of each row, in up
@@ -1648,7 +1679,8 @@ typedef struct spdl_doctor_desc {
 #ifndef SPDL_NO_REPORT
 /* Runs a loop until the doctor is done: it takes items, calls `step` with each, and frees them.
    When the items end it calls spdl_pipeline_rewind.
-   Returns: SPDL_OK; SPDL_E_INVALID: the pipeline has no doctor; another end of the pipeline.
+   Returns: SPDL_OK; SPDL_E_INVALID: the pipeline has no doctor; or the result that ended the
+            pipeline.
    Threads: the consumer.
    Blocks:  as long as the doctor takes. */
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx);
@@ -1657,7 +1689,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
 /* ============================================================================================= */
 /* >>sampler
    A sampler is the order of a data set: sequential, shuffled, in shuffled blocks, mixed from other
-   samplers, or by a function of yours. It computes any position of any epoch.
+   samplers, or by a function of yours. It computes the index at any position of any epoch.
 
        spdl_sampler_desc desc = { 0 };
        desc.count = 1000000;                       indices 0 to 999,999
@@ -1673,7 +1705,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
    w are those at the positions r, r + w, r + 2w and so on. In a mixture each rank has the same
    share of every source. Each epoch has another shuffle. The order depends only on the desc and the
    epoch. A sampler takes 0.5 KB, or up to 8 KB for a shuffle of at most 4,096 indices or blocks.
-   Larger ones are permuted by hashes.
+   Larger shuffles are computed by hashes.
 
    If rows drop items, ranks have unequal numbers of batches, and the next collective call hangs.
    Leave items out in index_fn, or end the epoch when one rank has no batch (examples/mpi_train.c).
@@ -1681,9 +1713,10 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
    A mixture has desc.sources data sets, each with a sampler of one rank in desc.samplers. The share
    of source i is weights[i] of the sum of all weights. The error at any position is less than 1.7
    items, plus rounding after 2^50 positions. A source repeats with the order of its next epoch. A
-   mixture does not end: `draws` is the length of an epoch, and the next epoch goes on behind it.
+   mixture does not end: `draws` is the length of an epoch, and the next epoch goes on where the
+   last one ended.
 
-   A sampler serves one pipeline or mixture, which uses it all the time: others are refused. */
+   A sampler serves one pipeline or mixture until you destroy this one. Any other is refused. */
 
 /* An item of SPDL_INDEX, from spdl_buffer. */
 typedef struct spdl_index {
@@ -1737,7 +1770,7 @@ typedef struct spdl_sampler_desc {
 } spdl_sampler_desc;
 
 /* Makes a sampler.
-   Returns: the results of create. */
+   Returns: the results of create in DEFAULTS. */
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc)
     SPDL__CHECKED;
 
@@ -1748,8 +1781,9 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch);
 
 /* The item with this number, from 0, of this rank in an epoch, as SPDL_INDEX makes it.
-   Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: index_fn returned item->index, but
-            count is not larger, or a pipeline, mixture or other thread uses the sampler. */
+   Returns: SPDL_OK; SPDL_END: the epoch has fewer items; SPDL_E_INVALID: index_fn returned
+            item->index, which is not less than count; or a pipeline, mixture or other thread uses
+            the sampler. */
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
                                        spdl_index *item);
 
@@ -1758,13 +1792,13 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
        OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE   Open MPI
        PMI_RANK, PMI_SIZE                           MPICH
        SLURM_PROCID, SLURM_NTASKS                   srun
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: none is set, *ranks is 0 of 1; SPDL_E_INVALID: no valid pair
-            (see `error`), and *ranks is unchanged.
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND: none is set, *ranks is rank 0 of 1; SPDL_E_INVALID: no valid
+            pair (see `error`), and *ranks is unchanged.
    Threads: any, while no other thread changes the environment. */
 SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
 
-/* A hash of bytes for data_hash, the same on every machine; not cryptographic. A result can be the
-   next `seed`.
+/* A hash of bytes for data_hash, the same on every machine; not cryptographic. To hash several
+   blocks, pass each result as the next `seed`.
    Returns: 64 bits. */
 SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
@@ -1788,14 +1822,14 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
    process. Linux only. Polite workers cost less.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
-   spdl_buffer. Later rows pass them. The blocks of that row are slots of the shared memory (the
-   arena): as many as the pipeline can use, and desc.slot_count.
+   spdl_buffer. Later rows pass them. The blocks of that row are the slots of the shared memory (the
+   arena). There are as many slots as the pipeline can use at a time, plus desc.slot_count.
 
    Processes. open forks a supervisor, which forks the child, also for each restart. In the child
    all memory is as it was at open. A fork copies only one thread, so open refuses a process with
    more. Open loaders before threads, CUDA and large allocations. The child keeps all open
-   descriptors until close, and pclose of a program from before open waits for that. For several
-   children use several loaders: examples/loaders_in_turn.c.
+   descriptors until close. If you started a program by popen before open, pclose waits until close.
+   For several children use several loaders: examples/loaders_in_turn.c.
 
    Signals. Both processes ignore SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGPIPE, SIGUSR1 and SIGUSR2.
    The child runs this process's handlers of faults such as SIGSEGV, and no others. It has its own
@@ -1809,8 +1843,8 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
    Memory. open reserves the arena, or fails if the cgroup or the machine has no room for it.
 
    Statistics. The child writes its own reports: see >>report. Set desc.pipeline.report, or
-   SPDL_STATS=5 and SPDL_REPORT=loader-%p.jsonl, where "%p" is the process id of the child. It also
-   makes traces, and calls log_fn, report_fn and event_fn. It has no doctor.
+   SPDL_STATS=5 and SPDL_REPORT=loader-%p.jsonl, where "%p" is the process id of the child. The
+   child also makes traces, and calls log_fn, report_fn and event_fn. It has no doctor.
 
    Only the consumer calls, one thread at a time. The loader owns what a function returns, until
    close. If the consumer forks, next, done, rewind, save and load return SPDL_E_INVALID in the
@@ -1825,7 +1859,7 @@ typedef struct spdl_loader_desc {
     int max_restarts SPDL__ZERO;
     const int *ready_fd SPDL__ZERO;  /* address of an eventfd or pipe, for event loops: see
                                         spdl_loader_next; open copies it */
-    bool fork_with_threads SPDL__ZERO; /* do not refuse threads: no stage needs a lock of theirs */
+    bool fork_with_threads SPDL__ZERO; /* accept threads whose locks no stage needs */
     const char *name SPDL__ZERO;       /* for messages; default "spdl" */
     spdl_logger logger SPDL__ZERO;     /* in this process */
     spdl_error *error SPDL__ZERO;
@@ -1932,9 +1966,9 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
 /* >>npz
    Reads arrays as NumPy does: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members, ZIP64).
    Reading gives C order (the last index varies fastest) and the byte order of this machine.
-   Structured elements keep theirs. Object arrays, which are Python pickles, are refused. A .npy
-   file is an archive of one array named "arr_0". Every length is compared with the bytes of the
-   file before its use.
+   Structured elements keep their byte order. Object arrays, which are Python pickles, are refused.
+   A .npy file is an archive of one array named "arr_0". Every length is compared with the bytes of
+   the file before its use.
 
    Several threads at a time can read one archive. A call waits only for the file system. desc and
    the index of find can be NULL. load and open set the pointer to NULL when they fail. Functions
@@ -1997,7 +2031,7 @@ typedef struct spdl_npz_bundle {
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
 
-/* The same from memory, which it copies. Messages use `name`.
+/* Does the same with memory, which it copies. Messages use `name`.
    Returns: see above. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc);
@@ -2034,7 +2068,7 @@ typedef struct spdl_npz spdl_npz;
 SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path, const spdl_npz_desc *desc)
     SPDL__CHECKED;
 
-/* The same from memory, which must stay unchanged until close. Messages use `name`.
+/* Does the same with memory, which must stay unchanged until close. Messages use `name`.
    Returns: see above. */
 SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc);
@@ -2063,8 +2097,8 @@ SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_i
 SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
                                    spdl_error *error);
 
-/* Reads only `count` rows of a stored array: the elements with first indices from `first`, each row
-   bytes / shape[0] large.
+/* Reads only `count` rows of a stored array, from row `first` on. A row is all elements with the
+   same first index. It has bytes / shape[0] bytes, as in spdl_npy_info.
    Returns: as spdl_npz_read; SPDL_E_UNSUPPORTED for an array that is deflated, or in Fortran order
             in the file; SPDL_E_INVALID for rows that are not there. */
 SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint64_t first,
@@ -2072,7 +2106,7 @@ SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint6
                                         spdl_error *error);
 
 /* The data of a stored array without a copy, valid until close. NumPy does not align arrays in an
-   .npz: use them as anything but bytes only if *aligned (to 64 bytes; can be NULL) is true.
+   .npz. If *aligned (to 64 bytes; can be NULL) is false, use the data only as bytes.
    Returns: see above; SPDL_E_UNSUPPORTED for an array that is deflated, or in another order of
             bytes or indices in the file. */
 SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
@@ -2102,9 +2136,9 @@ typedef struct spdl_files spdl_files;
    Files are sorted by the bytes of their paths, those of a list by their line. A name that begins
    with a dot needs a dot in the pattern or the list. Files that `path` or a list names must exist.
    Other entries of a folder, such as dangling links, are listed with 0 bytes, and cannot be read.
-   Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: no file; SPDL_E_FORMAT (the list),
-            SPDL_E_LIMIT (paths over 4095 bytes, 32 folders deep). With SPDL_NO_THREADS a folder is
-            SPDL_E_IO. */
+   Returns: the results of open in DEFAULTS; SPDL_E_IO; SPDL_E_NOT_FOUND: no file; SPDL_E_FORMAT
+            (the list), SPDL_E_LIMIT (paths over 4095 bytes, 32 folders deep). With SPDL_NO_THREADS
+            a folder is SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc) SPDL__CHECKED;
 
@@ -2143,13 +2177,14 @@ SPDL_API void spdl_record_free(void *record);
    Lines end in LF or CR LF, or with the file. A byte order mark of UTF-8 is not part of the first
    line.
    Both refuse files of another kind: gzip, zstd, xz, bzip2, lz4, ZIP, NumPy, UTF-16, and pointers
-   of Git LFS. SPDL_READ refuses only the last. The error has the command that helps. */
+   of Git LFS. SPDL_READ refuses only pointers of Git LFS. The error has the command that helps. */
 typedef struct spdl_records_desc {
     bool group SPDL__ZERO; /* tar: successive members with the same path up to the first dot of the
                               name are one sample, a list of records. A repeated name begins the
                               next sample. Names that begin with a dot are skipped */
-    uint64_t max_bytes SPDL__ZERO; /* refuse a larger member, sample (512 bytes more a member),
-                                      line, or header over 64 KB; default 2^30, lines 2^24 */
+    uint64_t max_bytes SPDL__ZERO; /* refuse a larger member, line or sample, and a larger header
+                                      above 64 KB; default 2^30, lines 2^24. Each member adds 512
+                                      bytes to its sample */
     spdl_allocator allocator SPDL__ZERO;
     spdl_error *error SPDL__ZERO; /* not used by the rows */
 } spdl_records_desc;
@@ -2199,7 +2234,8 @@ SPDL_API void spdl__records_close(void *records);
 
 /* ============================================================================================= */
 /* >>cpp
-   Thin forms of the compound literals of C, and rows of lambdas, without any C++ header. */
+   C++ functions in place of the compound literals of C, and rows of lambdas. They include no C++
+   header. */
 
 #ifdef __cplusplus
 /* `first` is the first character of the fields, 0 for none. */
@@ -2319,8 +2355,8 @@ static void spdl__thrown_keep(spdl_task *task, int) {
 }
 template <class Nested> static void spdl__thrown_keep(spdl_task *, long) {}
 
-/* The failure of a stage that threw, called in the handler. The second form is for files that
-   define stages before they include a header with std::exception. */
+/* The failure of a stage that threw. It is called in the handler of the exception. The second form
+   is for files that define stages before they include a header with std::exception. */
 template <class Exception, class Nested, size_t = sizeof(Exception)>
 static spdl_result spdl__thrown(spdl_task *task, int) {
     spdl__thrown_keep<Nested>(task, 0);
@@ -7080,48 +7116,64 @@ typedef struct spdl__item {
 
 /* --- batches --- */
 
-/* Buffers are batches without items, with a block. Create makes both. The pool grows for a consumer
-   that keeps many, and lives as long as the pipeline and every batch. The last one to return is
-   used first, as a cache may still hold it. Returning one never blocks. */
+/* A pool of batches or of buffers. Create makes them. Small ones are parts of one allocation, a
+   slab, whose pages take memory at their first use. The pool grows for a consumer that keeps many,
+   and lives as long as the pipeline and each of them. The last one to return is used first, as a
+   cache may still hold it. Returning one never blocks. */
 typedef struct spdl__batch spdl__batch;
-typedef struct spdl__batch_pool {
+typedef struct spdl__batch_pool spdl__batch_pool;
+
+/* In front of the memory of a buffer, and in each batch. */
+typedef struct spdl__block {
+    spdl__batch_pool *pool;
+    struct spdl__block *next; /* in the list of the pool */
+    uint32_t lent; /* SPDL_DEBUG, of a buffer: SPDL__LENT or SPDL__LENT_FREED, or 0 */
+} spdl__block;
+
+struct spdl__batch_pool {
     /* written by create */
     spdl_allocator allocator;
-    size_t size;
+    size_t size;        /* items of a batch; 0: buffers */
     size_t block_bytes; /* 0: no block */
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
+    size_t align, front; /* of each: of its memory, and bytes before its spdl__block */
+    char *slab;          /* or NULL; it is kept whole */
+    size_t slab_bytes, stride;
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
-    uint64_t keep;      /* spare batches to keep. Also by spdl_cuda.h: all, once they are pinned */
+    uint64_t keep;      /* spare ones to keep. Also by spdl_cuda.h: all, once they are pinned */
     /* written by any thread. Only the holder of the lock takes from the list */
     uint64_t returned;   /* a list */
-    uint64_t spares;     /* batches in both lists */
-    uint64_t references; /* the pipeline, and each batch in use */
+    uint64_t spares;     /* in the list, and unused */
+    uint64_t references; /* the pipeline, and each in use */
     /* under the lock, by workers */
     uint32_t lock;
     spdl__os_event parked; /* where threads wait for the lock; by create */
-    spdl__batch *spare;
+    size_t unused;         /* of the slab, its first */
     /* SPDL_DEBUG, any thread: see spdl__node */
     uint64_t unfreed[SPDL_MAX_STAGES];
-} spdl__batch_pool;
+};
 
 /* Written by the thread that fills it, later by the thread that took it. */
 struct spdl__batch {
     spdl_batch shown; /* first: the public part */
-    spdl__batch_pool *pool;
+    spdl__block block;
     uint8_t *owner;   /* row that made each item; in place: parts that are in use */
     uint64_t range;   /* of its items: see >>position-impl */
-    uint32_t lent;    /* SPDL_DEBUG, of a buffer: SPDL__LENT or SPDL__LENT_FREED, or 0 */
-    /* the next spare one. In place: the older one, under place_lock; like sequence and epoch, which
-       say what batch it becomes */
+    /* in place: the older one, under place_lock; like sequence and epoch, which say what batch it
+       becomes */
     spdl__batch *next, *newer;
 };
+
+#define SPDL__BLOCK_HEAD ((size_t)64) /* bytes before the memory of a buffer: its alignment */
+#define SPDL__ROOMY 256 /* up to so many of a slab, each has cache lines of its own */
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
     return (bytes + SPDL_CACHE_LINE - 1) / SPDL_CACHE_LINE * SPDL_CACHE_LINE;
 }
 
-/* Bytes of a batch of `size` items, without the block. */
+/* Bytes before the block, of a batch of `size` items, or with 0 of a buffer. */
 SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
+    if (size == 0) return SPDL__BLOCK_HEAD;
     return spdl__line_up(sizeof(spdl__batch) + size * (sizeof(void *) + 1));
 }
 
@@ -7134,97 +7186,134 @@ SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
     return spdl__batch_head_bytes(pool->size) + pool->block_bytes + pool->canary;
 }
 
-SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
-    const size_t align = pool->block_bytes > 0 ? SPDL_BLOCK_ALIGN : SPDL_CACHE_LINE;
-    spdl__batch *batch =
-        (spdl__batch *)spdl__alloc(&pool->allocator, spdl__batch_bytes(pool), align);
-    if (batch == NULL) return NULL;
-    batch->pool = pool;
+SPDL__PRIVATE spdl__block *spdl__batch_init(spdl__batch_pool *pool, void *memory) {
+    char *data = (char *)memory + spdl__batch_head_bytes(pool->size);
+    spdl__batch *batch = (spdl__batch *)memory;
+    spdl__block *block = (spdl__block *)(void *)((char *)memory + pool->front);
+    block->pool = pool;
+    memset(data + pool->block_bytes, SPDL__CANARY, pool->canary);
+    if (pool->size == 0) return block;
     batch->shown.items = (void **)(void *)(batch + 1);
-    batch->shown.data =
-        pool->block_bytes ? (char *)batch + spdl__batch_head_bytes(pool->size) : NULL;
+    batch->shown.data = pool->block_bytes > 0 ? data : NULL;
     batch->owner = (uint8_t *)(batch->shown.items + pool->size);
-    memset((char *)batch + spdl__batch_bytes(pool) - pool->canary, SPDL__CANARY, pool->canary);
-    return batch;
+    return block;
 }
 
-/* Under the lock, or alone. Takes the batch that returned last. Other threads only add to the list,
+SPDL__PRIVATE spdl__block *spdl__batch_make(spdl__batch_pool *pool) {
+    void *memory = spdl__alloc(&pool->allocator, spdl__batch_bytes(pool), pool->align);
+    return memory != NULL ? spdl__batch_init(pool, memory) : NULL;
+}
+
+/* Under the lock, or alone. Takes the one that returned last. Other threads only add to the list,
    so the `next` of an unchanged top is unchanged. */
-SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
+SPDL__PRIVATE spdl__block *spdl__batch_pool_pop(spdl__batch_pool *pool) {
     uint64_t top = spdl__load(&pool->returned); /* pairs with drop: else `next` could be missed */
-    spdl__batch *got;
-    do got = (spdl__batch *)(uintptr_t)top;
+    spdl__block *got;
+    do got = (spdl__block *)(uintptr_t)top;
     while (got != NULL && !spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)got->next));
     if (got == NULL) {
-        got = pool->spare;
-        if (got == NULL) return NULL;
-        pool->spare = got->next;
+        if (pool->unused == 0) return NULL;
+        got = spdl__batch_init(pool, pool->slab + --pool->unused * pool->stride);
     }
     spdl__sub(&pool->spares, 1);
     return got;
 }
 
-/* Drops the reference of the pipeline, or of `batch`, which is kept or freed. */
-SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *batch) {
+SPDL__PRIVATE bool spdl__batch_in_slab(const spdl__batch_pool *pool, const spdl__block *block) {
+    return (uintptr_t)block - (uintptr_t)pool->slab < pool->slab_bytes;
+}
+
+/* Drops the reference of the pipeline, or of `block`, which is kept or freed. */
+SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__block *block) {
     const spdl_allocator allocator = pool->allocator;
     const size_t bytes = spdl__batch_bytes(pool);
-    if (batch != NULL && spdl__add(&pool->spares, 1) < spdl__load_relaxed(&pool->keep)) {
+    if (block != NULL && (spdl__add(&pool->spares, 1) < spdl__load_relaxed(&pool->keep) ||
+                          spdl__batch_in_slab(pool, block))) {
         uint64_t top = spdl__load_relaxed(&pool->returned);
-        do batch->next = (spdl__batch *)(uintptr_t)top;
-        while (!spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)batch));
-    } else if (batch != NULL) {
+        do block->next = (spdl__block *)(uintptr_t)top;
+        while (!spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)block));
+    } else if (block != NULL) {
         spdl__sub(&pool->spares, 1);
-        spdl__free(&allocator, batch, bytes);
+        spdl__free(&allocator, (char *)block - pool->front, bytes);
     }
     if (spdl__sub(&pool->references, 1) != 1) return;
-    while ((batch = spdl__batch_pool_pop(pool)) != NULL) spdl__free(&allocator, batch, bytes);
+    pool->unused = 0;
+    while ((block = spdl__batch_pool_pop(pool)) != NULL)
+        if (!spdl__batch_in_slab(pool, block))
+            spdl__free(&allocator, (char *)block - pool->front, bytes);
+    spdl__free(&allocator, pool->slab, pool->slab_bytes);
     spdl__os_event_fini(&pool->parked);
     spdl__free(&allocator, pool, sizeof(*pool));
 }
 
-SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
-    spdl__batch *batch;
+SPDL__PRIVATE spdl__block *spdl__block_get(spdl__batch_pool *pool) {
+    spdl__block *block;
     spdl__add(&pool->references, 1);
     spdl__lock(&pool->lock, &pool->parked);
-    batch = spdl__batch_pool_pop(pool);
+    block = spdl__batch_pool_pop(pool);
     spdl__unlock(&pool->lock, &pool->parked);
-    if (batch == NULL) batch = spdl__batch_make(pool);
-    if (batch == NULL) {
-        spdl__batch_pool_drop(pool, NULL);
-        return NULL;
-    }
+    if (block == NULL) block = spdl__batch_make(pool);
+    if (block == NULL) spdl__batch_pool_drop(pool, NULL);
+    return block;
+}
+
+SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
+    spdl__block *block = spdl__block_get(pool);
+    spdl__batch *batch;
+    if (block == NULL) return NULL;
+    batch = (spdl__batch *)(void *)((char *)block - pool->front);
     batch->shown.count = 0;
     batch->range = 0;
-    batch->lent = 0;
     return batch;
 }
 
 SPDL_API void spdl_batch_free(void *batch) {
     spdl__batch *whole = (spdl__batch *)batch;
+    spdl__batch_pool *pool;
     size_t i;
     if (whole == NULL) return;
+    pool = whole->block.pool;
     for (i = 0; i < whole->shown.count; ++i) {
         const uint8_t owner = whole->owner[i];
         if (whole->shown.items[i] == NULL) continue;
-        if (whole->pool->free_item[owner] != NULL)
-            whole->pool->free_item[owner](whole->shown.items[i]);
-        else if (SPDL__DEBUGS && owner < SPDL_MAX_STAGES)
-            spdl__add(&whole->pool->unfreed[owner], 1);
+        if (pool->free_item[owner] != NULL) pool->free_item[owner](whole->shown.items[i]);
+        else if (SPDL__DEBUGS && owner < SPDL_MAX_STAGES) spdl__add(&pool->unfreed[owner], 1);
     }
-    spdl__batch_pool_drop(whole->pool, whole);
+    spdl__batch_pool_drop(pool, &whole->block);
 }
 
 SPDL_API void spdl_buffer_free(void *buffer) {
-    const size_t head = spdl__line_up(sizeof(spdl__batch));
-    spdl__batch *batch;
+    spdl__block *block;
     if (buffer == NULL) return;
-    batch = (spdl__batch *)(void *)((char *)buffer - head);
-    if (SPDL__DEBUGS && batch->lent != 0) batch->lent = SPDL__LENT_FREED;
-    else spdl_batch_free(batch);
+    block = (spdl__block *)buffer - 1;
+    if (SPDL__DEBUGS && block->lent != 0) block->lent = SPDL__LENT_FREED;
+    else spdl__batch_pool_drop(block->pool, block);
+}
+
+/* `slabs`: small ones, without pages of their own, share a slab. */
+SPDL__PRIVATE bool spdl__batch_pool_fill(spdl__batch_pool *pool, size_t ahead, bool slabs) {
+    const size_t bytes = spdl__batch_bytes(pool);
+    const bool roomy = ahead <= SPDL__ROOMY;
+    const size_t line = roomy ? SPDL_CACHE_LINE : SPDL__BLOCK_HEAD;
+    const size_t front = roomy || pool->size > 0 ? 0 : pool->front; /* in the one before */
+    if (slabs && ahead > 0 && bytes < SPDL__OWN_PAGES) {
+        pool->unused = pool->spares = ahead;
+        pool->stride = (bytes - front + line - 1) / line * line;
+        pool->slab_bytes = front + ahead * pool->stride;
+        pool->slab = (char *)spdl__alloc(&pool->allocator, pool->slab_bytes, pool->align);
+        return pool->slab != NULL;
+    }
+    for (; ahead > 0; --ahead) {
+        spdl__block *block = spdl__batch_make(pool);
+        if (block == NULL) return false;
+        ++pool->references;
+        spdl__batch_pool_drop(pool, block);
+    }
+    return true;
 }
 
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
-                                                      size_t block_bytes, size_t ahead,
+                                                      size_t block_bytes, size_t ahead, bool slabs,
                                                       size_t keep, size_t canary) {
     spdl__batch_pool *pool = SPDL__NEW(allocator, spdl__batch_pool, 1);
     if (pool == NULL || !spdl__os_event_init(&pool->parked)) {
@@ -7236,17 +7325,12 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
     pool->block_bytes = block_bytes;
     pool->keep = keep;
     pool->canary = canary;
+    pool->align = block_bytes > 0 ? SPDL_BLOCK_ALIGN : SPDL_CACHE_LINE;
+    pool->front = size > 0 ? offsetof(spdl__batch, block) : SPDL__BLOCK_HEAD - sizeof(spdl__block);
     pool->free_item[SPDL__BUFFER] = spdl_buffer_free;
     pool->references = 1;
     if (block_bytes > 0) ahead = (size_t)spdl__min(ahead, SPDL__AHEAD_BYTES / block_bytes);
-    for (; ahead > 0; --ahead) {
-        spdl__batch *batch = spdl__batch_make(pool);
-        if (batch == NULL) break;
-        batch->next = pool->spare;
-        pool->spare = batch;
-        ++pool->spares;
-    }
-    if (ahead == 0) return pool;
+    if (spdl__batch_pool_fill(pool, ahead, slabs)) return pool;
     spdl__batch_pool_drop(pool, NULL);
     return NULL;
 }
@@ -7449,7 +7533,7 @@ typedef struct spdl__call {
     bool row_error;  /* each later call would fail as well */
     bool cut_short;  /* a stop came: no result and no failure */
     void *buffer;    /* from spdl_buffer, not passed yet; or NULL */
-    spdl__batch *holder; /* owner of `buffer` */
+    spdl__batch *holder; /* in place: the batch of `buffer` */
 } spdl__call;
 
 typedef struct spdl__parked {
@@ -7509,8 +7593,7 @@ typedef struct spdl__node {
     spdl__edge *in;  /* NULL for rows that read no edge or several */
     uint64_t *word;  /* of the edge it reads, or `own` */
     spdl__edge out;
-    spdl__batch_pool *batches;
-    spdl__batch_pool *buffers;
+    spdl__batch_pool *blocks; /* its batches or buffers; or NULL */
     spdl__reuse *reuse;   /* or NULL */
     spdl__parked *parked; /* [most], or NULL */
     uint32_t *turns;      /* branch whose merge is in input order */
@@ -9503,9 +9586,9 @@ SPDL__INLINE void spdl__task_debug(const spdl_task *task, const char *function) 
 }
 
 /* Returns true if a call wrote behind the block, and repairs the canary. */
-SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
-    const size_t bytes = batch->pool->canary;
-    uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - bytes;
+SPDL__PRIVATE bool spdl__block_overrun(spdl__block *block) {
+    const size_t bytes = block->pool->canary;
+    uint8_t *canary = (uint8_t *)(block + 1) + block->pool->block_bytes;
     size_t i = 0;
     while (i < bytes && canary[i] == SPDL__CANARY) ++i;
     memset(canary, SPDL__CANARY, bytes);
@@ -9515,9 +9598,14 @@ SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
 /* A call fails if it wrote behind its buffer, or freed it. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     spdl__node *node = task->node;
-    spdl__batch *holder = task->call.holder;
+    spdl__block *block = NULL;
     char reason[SPDL_TEXT_BYTES];
-    bool freed;
+    bool freed = false;
+    if (task->call.buffer != NULL && spdl__token_row(task->pipeline, task->call.buffer) < 0) {
+        block = (spdl__block *)task->call.buffer - 1; /* no part of a batch */
+        freed = block->lent == SPDL__LENT_FREED;
+        block->lent = 0;
+    }
     if (node->sought && result == SPDL_OK) {
         node->sought = false;
         if (!node->asked) /* once */
@@ -9536,11 +9624,7 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
                               result == SPDL_OK ? "OK" : "AGAIN", reason);
         return;
     }
-    if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
-        return;
-    freed = holder->lent == SPDL__LENT_FREED;
-    holder->lent = 0;
-    if (!spdl__batch_overrun(holder) && !freed) return;
+    if (block == NULL || (!spdl__block_overrun(block) && !freed)) return;
     if (freed)
         (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
                                     "buffer that is not returned");
@@ -10534,7 +10618,7 @@ SPDL__PRIVATE spdl__batch *spdl__place_find(spdl__node *row, uint64_t epoch, uin
         if (takes && batch != NULL) batch->owner[*at % size] = SPDL__IN_PLACE;
         spdl__unlock(&row->place_lock, row->locks);
         if (batch != NULL) break;
-        fresh = spdl__batch_get(row->batches);
+        fresh = spdl__batch_get(row->blocks);
         if (fresh == NULL) break;
     }
     spdl_batch_free(fresh);
@@ -10543,27 +10627,27 @@ SPDL__PRIVATE spdl__batch *spdl__place_find(spdl__node *row, uint64_t epoch, uin
 
 SPDL_API void *spdl_buffer(spdl_task *task) {
     spdl__node *node;
-    spdl__batch *holder;
-    uint64_t at = 0;
     if (!spdl__task_allows(task, "spdl_buffer")) return NULL;
     node = task->node;
     if (task->call.buffer != NULL) return task->call.buffer;
     if (node->places) { /* a part of a batch in place */
         const spdl_stage *row = &node[1].row;
         const bool alone = node->tickets == SPDL__TICKET_ALONE;
-        at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
-        holder = spdl__place_find(node + 1, spdl__load_relaxed(&node->epoch), &at, true);
+        uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) -
+                      node->first;
+        spdl__batch *holder =
+            spdl__place_find(node + 1, spdl__load_relaxed(&node->epoch), &at, true);
+        task->call.holder = holder;
         at = at % (uint64_t)row->size * row->item_bytes;
-    } else if (node->buffers != NULL) {
-        holder = spdl__batch_get(node->buffers);
-        if (SPDL__DEBUGS && holder != NULL) holder->lent = SPDL__LENT;
+        if (holder != NULL) task->call.buffer = (char *)holder->shown.data + at;
+    } else if (node->blocks != NULL) {
+        spdl__block *block = spdl__block_get(node->blocks);
+        if (SPDL__DEBUGS && block != NULL) block->lent = SPDL__LENT;
+        if (block != NULL) task->call.buffer = block + 1;
     } else {
         (void)spdl__task_row_error(task, "spdl_buffer in a stage without .item_bytes in its row "
                                          "or in a SPDL_BATCH after it");
-        return NULL;
     }
-    task->call.holder = holder;
-    if (holder != NULL) task->call.buffer = (char *)holder->shown.data + at;
     return task->call.buffer;
 }
 
@@ -10674,7 +10758,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
         const uint64_t epoch = spdl__load_relaxed(&node->epoch);
         uint64_t at = (node->number - node->number_first) * (uint64_t)node->row.size;
         batch = node->row.item_bytes > 0 ? spdl__place_find(node, epoch, &at, false)
-                                         : spdl__batch_get(node->batches);
+                                         : spdl__batch_get(node->blocks);
         if (batch == NULL) {
             (void)spdl__task_fail(task, "no memory for another batch");
             return SPDL_E_NOMEM;
@@ -11344,7 +11428,8 @@ SPDL__COLD bool spdl__next_fits(spdl_pipeline *p, const char *type) {
     spdl__error_set(&p->told, SPDL_E_TYPE, "SPDL_NEXT into %s%s%s, but stage %d '%s' %s '%s *'",
                     any ? "a pointer of another type" : "a '",
                     any ? "" : spdl__type_named(type).text, any ? "" : " *'", node->index,
-                    node->name, is == p->yields ? "yields" : "may fail, which gives its input:",
+                    node->name,
+                    is == p->yields ? "yields" : "may fail, and next then returns its input:",
                     spdl__type_named(is).text);
     spdl__log(&p->logger, SPDL_LOG_ERROR, p->told.text);
     return false;
@@ -11883,13 +11968,14 @@ SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
 }
 
 /* SPDL_DEBUG: reports results that the consumer still has. It may free them later. */
-SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node,
-                              const spdl__batch_pool *pool, const char *by) {
+SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node) {
+    const spdl__batch_pool *pool = node->blocks;
     const uint64_t out = pool != NULL ? spdl__load(&pool->references) - 1 : 0;
     if (out > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "%llu results of stage %d '%s' are not freed yet: call %s for each, now or "
-                   "later", (spdl__llu)out, node->index, node->name, by);
+                   "later", (spdl__llu)out, node->index, node->name,
+                   pool->size > 0 ? "spdl_batch_free" : "spdl_buffer_free");
 }
 
 /* SPDL_DEBUG: reports items that nobody freed, in batches as well. */
@@ -11898,14 +11984,13 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     for (i = 0; i < p->count; ++i) {
         uint64_t items = spdl__load_relaxed(&p->node[i].unfreed);
         for (k = 0; k < p->count; ++k)
-            if (p->node[k].batches != NULL)
-                items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
+            if (p->node[k].blocks != NULL)
+                items += spdl__load_relaxed(&p->node[k].blocks->unfreed[i]);
         if (items > 0 && !p->node[i].lends)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
                        "stage %d '%s' leaked %llu items: write .free_item in its row", i,
                        p->node[i].name, (spdl__llu)items);
-        spdl__out_log(p, &p->node[i], p->node[i].batches, "spdl_batch_free");
-        spdl__out_log(p, &p->node[i], p->node[i].buffers, "spdl_buffer_free");
+        spdl__out_log(p, &p->node[i]);
         items = spdl__load_relaxed(&p->node[i].nulls);
         if (items > 0 && items < spdl__nulls_most(&p->node[i]))
             spdl__nulls_log(p, &p->node[i], (int)items);
@@ -11934,8 +12019,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     for (i = 0; p->node != NULL && i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__thrown_drop(&node->thrown);
-        if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
-        if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
+        if (node->blocks != NULL) spdl__batch_pool_drop(node->blocks, NULL);
         if (node->reuse != NULL) spdl__reuse_free(NULL, SIZE_MAX, node->reuse);
         spdl__free(&allocator, node->out.slot, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->out.failures,
@@ -12119,7 +12203,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "type", from ? NULL : "feed and batch", row->type != NULL && row->next == NULL, 0, 1 },
         { "next", "source", row->next != NULL, 0, 1 },
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
-        { "concurrency", "pipe", most == 1 ? 0 : most, 1, row->serial ? 1 : SPDL__MAX_CONCURRENCY },
+        { "concurrency", "pipe", most == 1 ? 0 : most, 1, SPDL__MAX_CONCURRENCY },
         { "serial", "pipe", row->serial, 0, 1 },
         { "threads", "source", row->threads, 1, 1 },
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
@@ -12197,18 +12281,19 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
         { row->next != NULL && row->type == NULL, "next is set, but type is NULL" },
         { row->next != NULL && row->fn != NULL, "next and fn are both set" },
         { row->next != NULL && row->item_bytes != 0,
-          "item_bytes is set, but what SPDL_FROM yields are items" },
+          "item_bytes is set, but SPDL_FROM makes no items" },
         { row->kind == SPDL_KIND_BATCH && row->size == 0, "size is 0, must be at least 1" },
         { row->unnamed != NULL, "a value has no field: write .concurrency = 4 or so" },
         { (uint64_t)row->size * row->item_bytes > SIZE_MAX / 2,
           "size times item_bytes is more than there can be memory" },
         { row->fini != NULL && row->init == NULL, "fini is set without init" },
+        { row->serial && several, "serial is set, but concurrency is SPDL_ALL or more than 1" },
         { row->flush && several, "flush is set, but concurrency is more than 1" },
         { row->flush && row->deferred, "deferred and flush are both set" },
         { row->again && row->deferred, "again and deferred are both set" },
         { row->again && several && row->output_order == SPDL_ORDER_INPUT,
           "again is set, and concurrency is more than 1: write .output_order = "
-          "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long" },
+          "SPDL_ORDER_COMPLETION, or a stage before it that does the slow work" },
         { row->free_state != NULL && !row->again, "free_state is set without again" },
         { i == 1 && plan->rows[0].drop_oldest && several && row->output_order == SPDL_ORDER_INPUT,
           "concurrency is more than 1 in input order after a feed with drop_oldest: write "
@@ -12397,7 +12482,8 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
                        "set .guests of the pool");
     else if (desc->workers == SPDL__MAX_WORKERS && desc->next_works_ns != 0)
         (void)snprintf(why, sizeof(why),
-                       "workers is %d; with next_works_ns it is at most %d, as next is one",
+                       "workers is %d; with next_works_ns it is at most %d, as the thread in next "
+                       "counts as one",
                        desc->workers, SPDL__MAX_WORKERS - 1);
     else if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
         (void)snprintf(why, sizeof(why), "trace_events is %d, must be 0 to %d", desc->trace_events,
@@ -12473,15 +12559,14 @@ SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
            (row->kind != SPDL_KIND_SOURCE || row->threads == 0);
 }
 
-/* The default of buffer_size. Items before a batch are held in any case. */
+/* The default of buffer_size. Before a batch one slow call holds nothing up while the others make
+   two batches more. */
 SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    if (spdl__row_places(plan, i))
-        return (int)spdl__min(SPDL__SITTING_ITEMS, (uint64_t)row[1].size);
     if (row->kind == SPDL_KIND_BRANCH && strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0)
         return SPDL__ROUTED;
-    if (row[1].kind == SPDL_KIND_BATCH && row[1].item_bytes == 0)
-        return (int)spdl__max(2, spdl__min(SPDL__BATCH_BUFFER, (uint64_t)row[1].size));
+    if (row[1].kind == SPDL_KIND_BATCH)
+        return (int)spdl__min(SPDL__BATCH_BUFFER, 3 * (uint64_t)row[1].size);
     return 2;
 }
 
@@ -12662,24 +12747,22 @@ SPDL__COLD bool spdl__node_reuse(spdl__node *node, size_t alive) {
     return true;
 }
 
-SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
+SPDL__COLD spdl_result spdl__node_blocks_make(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
-    const spdl_allocator *blocks = row->allocator != NULL ? row->allocator : &p->allocator;
     const size_t ahead = (size_t)spdl__node_blocks(p, node, false);
-    const size_t alive = row->allocator != NULL ? SPDL__MAX_SPARE /* it keeps all */
-                                                : (size_t)spdl__node_blocks(p, node, true);
+    const size_t size = row->kind == SPDL_KIND_BATCH ? (size_t)row->size : 0;
+    const size_t bytes = size > 0 ? size * row->item_bytes : row->item_bytes;
+    const bool own = row->allocator != NULL; /* it makes and keeps each */
+    const bool slabs = !own && !SPDL__DEBUGS; /* sanitizers see the ends of others */
+    const size_t keep = own ? SPDL__MAX_SPARE : (size_t)spdl__node_blocks(p, node, true);
     int i;
     if (!spdl__node_reuse(node, ahead)) return SPDL_E_NOMEM;
-    if (row->item_bytes > 0 && spdl__row_calls(row)) {
-        const size_t canary = SPDL__DEBUGS && row->allocator == NULL ? SPDL_CACHE_LINE : 0;
-        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive, canary);
-        if (node->buffers == NULL) return SPDL_E_NOMEM;
-    }
-    if (row->kind != SPDL_KIND_BATCH) return SPDL_OK;
-    node->batches = spdl__batch_pool_make(blocks, (size_t)row->size,
-                                          (size_t)row->size * row->item_bytes, ahead, alive, 0);
-    if (node->batches == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
+    if (size == 0 && (bytes == 0 || !spdl__row_calls(row))) return SPDL_OK;
+    node->blocks = spdl__batch_pool_make(own ? row->allocator : &p->allocator, size, bytes, ahead,
+                                         slabs, keep,
+                                         SPDL__DEBUGS && !own && size == 0 ? SPDL_CACHE_LINE : 0);
+    if (node->blocks == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i <= node->index; ++i) node->blocks->free_item[i] = p->node[i].row.free_item;
     return SPDL_OK;
 }
 
@@ -12714,7 +12797,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
         return SPDL_E_NOMEM;
     for (k = 0; parks && k < (uint32_t)node->most; ++k)
         spdl__parked_add(node, &node->parked_free, k);
-    return spdl__node_pools(p, node);
+    return spdl__node_blocks_make(p, node);
 }
 
 /* A task for each worker and the keeper, and the results of init of each row. */
@@ -16735,7 +16818,7 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     else if (!mixes && desc->count == 0)
         wrong = "count is 0, must be the number of items";
     else if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
-        wrong = "block is 0, must be the indices in a block";
+        wrong = "block is 0, must be the number of indices in a block";
     else if (desc->order == SPDL_SAMPLE_FUNCTION && desc->index_fn == NULL)
         wrong = "index_fn is NULL";
     if (wrong != NULL) return SPDL__SAMPLER_REFUSE(desc, "%s", wrong);
@@ -16750,8 +16833,8 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
         if (source == NULL)
             return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] is NULL", (spdl__llu)i);
         if (source->desc.ranks.world != 1)
-            return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] has ranks of its own; give them to "
-                                        "the one of the mixture", (spdl__llu)i);
+            return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] has ranks of its own; set the "
+                                        "ranks of the mixture instead", (spdl__llu)i);
     }
     if (mixes && !some) return SPDL__SAMPLER_REFUSE(desc, "the sum of weights is 0");
     if (mixes || desc->order == SPDL_SAMPLE_FUNCTION || desc->draws <= desc->count) return SPDL_OK;
@@ -17000,8 +17083,8 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
             spdl__text_number(world, 10, "", &second) == NULL || second > INT32_MAX ||
             first >= second)
             return spdl__error_set(error, SPDL_E_INVALID, "ranks: %s is %.32s and %s is "
-                                   "%.32s, must be a number and a larger one", names[i][0], rank,
-                                   names[i][1], world);
+                                   "%.32s, must be two numbers, the second one larger",
+                                   names[i][0], rank, names[i][1], world);
         ranks->rank = (int)first;
         ranks->world = (int)second;
         return SPDL_OK;
@@ -17703,7 +17786,7 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
         spdl__text_add(&t, "was killed by signal %d", -how);
     else
         spdl__text_add(&t, "has ended with code %d%s", how,
-                       how == 0 ? ", but not its source" : "");
+                       how == 0 ? ", before the end of its source" : "");
     spdl__supervisor_add_calls(l, &t, &end);
     spdl__text_take(begun, l->shared->begun.text);
     if (again && strncmp(begun, spdl__unsaved, strlen(spdl__unsaved)) == 0) {
@@ -21013,7 +21096,7 @@ SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dt
     if (dtype == NULL || (shape == NULL && ndim > 0))
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_expect: an argument is NULL");
     if (array == NULL) {
-        spdl__text_add(&text, "the array is not there, which should be '%.60s' (", dtype);
+        spdl__text_add(&text, "the array is missing, it should be '%.60s' (", dtype);
         spdl__npy_put_shape(&text, ndim, shape, true);
         return spdl__error_set(error, SPDL_E_NOT_FOUND, "%s", why);
     }
@@ -22104,7 +22187,7 @@ SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *
         if (l->count == 1 && *own == 0) return SPDL_OK;
         if (of.world != l->count)
             return spdl__state_error(l, SPDL_E_INVALID, "is of rank %d of %d, this is rank %d of "
-                                     "%d: that takes the texts of all %d, not of %d", of.rank,
+                                     "%d: pass the texts of all %d, not of %d", of.rank,
                                      of.world, ours.rank, ours.world, of.world, l->count);
         if (there[of.rank])
             return spdl__state_error(l, SPDL_E_INVALID, "is the second one of rank %d", of.rank);
@@ -22132,9 +22215,9 @@ SPDL__COLD spdl_result spdl__state_own(spdl__state_loads *l, int own, spdl__posi
         if (result == SPDL_OK && (other.epoch != at->epoch || other.delivered != at->delivered) &&
             !(spdl__state_over(&rest, &other) && spdl__state_over(l, at)))
             result = spdl__state_error(&rest, SPDL_E_INVALID,
-                                       "is of epoch %llu after %llu items, and that of this rank "
-                                       "of epoch %llu after %llu: they are not of the same step. "
-                                       "To load it anyway pass the text of this rank alone",
+                                       "is of epoch %llu after %llu items, and the text of this "
+                                       "rank of epoch %llu after %llu: they are not of the same "
+                                       "step. To load it anyway pass the text of this rank alone",
                                        (spdl__llu)other.epoch, (spdl__llu)other.delivered,
                                        (spdl__llu)at->epoch, (spdl__llu)at->delivered);
     }

@@ -9,8 +9,8 @@
 
    Link with nothing (-ldl before glibc 2.34); no CUDA header or nvcc is needed. The first spdl_cuda
    opens the driver, libcuda.so.1 ($SPDL_LIBCUDA names another file). Without a driver or a device
-   spdl_cuda_open fails, with the reason. With SPDL_CUDA_NONE defined before the implementation it
-   always fails.
+   spdl_cuda_open fails, with the reason. With SPDL_CUDA_NONE defined before the implementation
+   spdl_cuda_open always fails.
 
    A TRAINING LOOP, on a device that spdl_cuda_iter_open chooses and opens
 
@@ -22,20 +22,23 @@
            train<<<grid, block, 0, stream>>>((const float *)batch.data);
        spdl_cuda_iter_destroy(it);
 
-   PINNED MEMORY is what a device copies from without the CPU. Other memory is sent, only slower.
+   PINNED MEMORY is what a device copies from without the CPU. Other memory can be sent, but more
+   slowly.
        a loader     iter_open, or spdl_cuda_adopt, pins the arena of spdl_loader_arena
        batches      in place, SPDL_BATCH(n, .item_bytes = b), and buffers (desc.buffers), such as
-                    a struct of images and labels: iter_open, at first sight
+                    a struct of images and labels: pinned by the iterator, when it first gets a
+                    block of them
        a pipeline   desc.allocator = spdl_cuda_allocator(cuda), of an spdl_cuda that is opened
                     first: the blocks of all rows are pinned, near the device and on huge pages
        by hand      memory of the allocator, which `release` of the view gives back
        by others    cudaHostAlloc, cudaHostRegister, another spdl_cuda: the driver knows
 
-   THE EDGES that every ring of slots needs. No call can leave one out.
-       E1  the library releases sent memory after it has seen the end of the copy; E4: also
-           when it is not pinned
+   THE EDGES: what must end before other work begins. Every ring of slots needs them, and no call
+   can leave one out.
+       E1  the library releases sent memory after it has seen the end of the copy
        E2  the stream that reads a batch waits for its copy
        E3  a copy into a device slot waits for all readers of the batch before
+       E4  the same as E1, for memory that is not pinned
        D1  the copy of an output waits for the kernels that write it
        D2  the host reads an output after its copy
        D3  kernels write an output after the last copy out of it
@@ -50,29 +53,29 @@
        device slot   memory of the device for one batch
        arena         memory of the caller that is pinned where it is (spdl_cuda_adopt)
        copy stream   a stream of the library; there is one for each direction
-       reader        a stream that a batch was made ready on and that is not done with it
+       reader        a stream on which a batch was made ready, until spdl_cuda_done for this stream
        lost          a CUDA error that no call can clear, or an unknown one (999): destroy the
                      iterator, then the pipeline, close the spdl_cuda, and start a new process
 
    THREADS: any thread may send. In the child of a fork every call on an open spdl_cuda returns
    SPDL_E_CUDA_FORKED and touches nothing. Blocks of the allocator and the host memory of outputs
    are not mapped there. (Before Linux 5.9 a fork moves private pages away from under the device:
-   fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls leave the thread's
-   current device, and the errors of its earlier CUDA calls, as they are. Captures of CUDA graphs on
-   other threads and streams are not disturbed; a captured stream is refused.
+   fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls do not change the
+   thread's current device, nor the errors of its earlier CUDA calls. Captures of CUDA graphs on
+   other threads and streams are not disturbed. A stream that is being captured is refused.
 
-   STREAMS (a cudaStream_t each) are of the device of the spdl_cuda: one that was made, 0,
-   cudaStreamLegacy or cudaStreamPerThread. For the last three that device must be current where
-   kernels are launched. 0 is cudaStreamLegacy or, if the file of the implementation has
-   CUDA_API_PER_THREAD_DEFAULT_STREAM, cudaStreamPerThread. Only the thread that made a batch ready
-   on cudaStreamPerThread knows that stream. Streams must outlive the batches made ready on them.
+   STREAMS (a cudaStream_t each) must be of the device of the spdl_cuda. A stream is one that you
+   created, 0, cudaStreamLegacy or cudaStreamPerThread. For the last three the device of the
+   spdl_cuda must be current where kernels are launched. 0 means cudaStreamLegacy. If the file of
+   the implementation has CUDA_API_PER_THREAD_DEFAULT_STREAM, 0 means cudaStreamPerThread. Only the
+   thread that made a batch ready on cudaStreamPerThread knows that stream. Streams must outlive the
+   batches made ready on them.
 
    LIMITS: Linux, a driver of CUDA 11 or later. 4 readers of a batch at a time, 4096 slots of each
    kind. 5 to 6 calls of CUDA for a batch, and one more if others have pinned its memory. Streams
    of green contexts are refused. A MIG instance is a device. On integrated devices (Jetson) the
-   copy is made as well, and before compute capability 7.2 no memory can be pinned. MPS and
-   WSL2 are not tested. WSL2 may delay copies until a later call.
-   Not in this library: GPUDirect Storage, cudaMallocAsync. */
+   copy is made as well. MPS and WSL2 (which may delay copies until a later call) are not tested.
+   Not in this library: GPUDirect Storage, cudaMallocAsync. A Jetson before 7.2 pins no memory. */
 
 #ifndef SPDL_CUDA_H_INCLUDED
 #define SPDL_CUDA_H_INCLUDED
@@ -108,9 +111,9 @@ SPDL_API int spdl_cuda_count(spdl_error *error);
    SPDL_E_INVALID and does nothing.
    send, ready and done put work on streams and do not wait for it. Only calls with timeout_ns wait,
    up to that time. After a wait of 1 s for a slot one warning names the holders of the slots.
-   The defaults of spdl.h apply. Every call returns SPDL_OK or a result of its list. It may also
-   return SPDL_E_INVALID (an argument), SPDL_E_CUDA (a call of CUDA failed, and had no effect),
-   SPDL_E_CUDA_LOST or SPDL_E_CUDA_FORKED; spdl_cuda_error has the reason. */
+   The defaults of spdl.h apply. Every call returns SPDL_OK or a result that its comment names. It
+   may also return SPDL_E_INVALID (an argument), SPDL_E_CUDA (a call of CUDA failed, and had no
+   effect), SPDL_E_CUDA_LOST or SPDL_E_CUDA_FORKED; spdl_cuda_error has the reason. */
 
 typedef struct spdl_cuda spdl_cuda; /* slots on one device */
 
@@ -118,8 +121,9 @@ typedef struct spdl_cuda spdl_cuda; /* slots on one device */
 
 typedef struct spdl_cuda_desc {
     size_t slot_bytes SPDL__ZERO; /* the largest batch */
-    int device SPDL__ZERO; /* 0: that of the calling thread, whose context has to exist (of the
-                            runtime, since CUDA 12 cudaSetDevice makes it); or SPDL_CUDA_ORDINAL */
+    int device SPDL__ZERO; /* SPDL_CUDA_ORDINAL(n), or 0: the current device of the calling thread,
+                            or device 0 if the thread has no context (cudaSetDevice makes one since
+                            CUDA 12) */
     int device_slots SPDL__ZERO;    /* default 3 */
     size_t output_bytes SPDL__ZERO; /* the largest output; 0: no outputs */
     int output_slots SPDL__ZERO;    /* default 4 with outputs */
@@ -170,41 +174,43 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
 
 /* Waits for the copies and for the recorded ends of readers, releases what was sent, and frees all.
    It does not call CUDA after a fork, or when the driver is unloading at exit. NULL is allowed.
-   Threads: no other call may run. Its iterator and the pipelines with its allocator are destroyed
+   Threads: no other call may run. Destroy its iterator, and the pipelines with its allocator,
             before. */
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
-/* Makes an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align
-   of SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
-   any. Freed ones are used again, and stay pinned until close. A request that is larger than all
-   of them adds a block. A forked child does not have them. Other memory is of the desc's
-   allocator. The log reports memory that cannot be pinned.
+/* Makes an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align of
+   SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
+   any. Freed blocks are used again, and stay pinned until close. Larger requests add blocks. A
+   forked child does not have them. For other requests it calls the allocator of the desc. The log
+   reports memory that cannot be pinned.
    Returns: the allocator.
-   Threads: any thread may call its functions. The spdl_cuda must outlive their memory. */
+   Threads: any thread may call its functions. The spdl_cuda must outlive the memory that they
+            return. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
 
 /* Pins memory of the caller, such as the arena of a loader process (spdl_loader_arena): `bytes`
-   from `base`, at a page border. It may be read-only. Memory that cannot be pinned is used as it
-   is, with a line in the log. Memory that another spdl_cuda (of any device) or the caller has
-   pinned is sent as pinned until it is unpinned. The spdl_cuda that adopted first must be closed
-   last.
+   from `base`, at a page border. It may be read-only. Memory that cannot be pinned is used
+   unpinned, and the log has a line about it. Memory that another spdl_cuda (of any device) or the
+   caller has pinned is sent as pinned until it is unpinned. The spdl_cuda that adopted first must
+   be closed last.
    Returns: SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM.
    Blocks:  while memory is pinned.
-   Owns:    it must stay mapped until spdl_cuda_close. */
+   Owns:    the memory must stay mapped until spdl_cuda_close. */
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes);
 
 /* Sends a view to the device, by one copy on the copy stream.
    Returns: SPDL_TIMEOUT (no device slot was free, or as many copies run as there are slots),
             SPDL_E_LIMIT (larger than a slot).
-   Owns:    after SPDL_OK *batch is the caller's until it is done with. A later call calls
-            release(item): a send that waits, spdl_cuda_arrived for this batch or a later one, or
-            close. Up to device_slots batches are not released: a source with fewer slots of its own
-            waits for spdl_cuda_arrived. Otherwise the memory stays the caller's. */
+   Owns:    after SPDL_OK *batch is the caller's until spdl_cuda_done for its last stream. A later
+            call calls release(item): a send that waits, spdl_cuda_arrived for this batch or a later
+            one, or close. Up to device_slots batches are not released: a source with fewer slots of
+            its own waits for spdl_cuda_arrived. After any other result the memory stays the
+            caller's. */
 SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
 /* Makes a batch ready on a stream: later work on the stream sees the data. Up to 4 streams may read
-   a batch. Each must be done with it before it is destroyed.
+   a batch. Call spdl_cuda_done for each stream before you destroy the stream.
    Returns: SPDL_E_INVALID (also: the stream is captured or of another device), SPDL_E_LIMIT (a
             fifth one). */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
@@ -213,16 +219,16 @@ SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_str
    Returns: SPDL_TIMEOUT. */
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns);
 
-/* Ends the use of a batch on a stream, after the last work that reads it. Its slot is free when all
-   streams that it was made ready on are done with it.
-   Returns: SPDL_E_INVALID (also: not ready on that stream, or done with before; the stream is
-            captured, or cudaStreamPerThread of another thread).
+/* Ends the use of a batch on a stream, after the last work that reads it. The slot of the batch is
+   free after this call for each stream on which the batch was made ready.
+   Returns: SPDL_E_INVALID (also: the batch is not ready on that stream, or its use there has ended;
+            the stream is captured, or cudaStreamPerThread of another thread).
    Owns:    the last stream returns the batch to the library. After a failure the call may be
             repeated. */
 SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Gives back an unwanted batch, as done on all of its streams. NULL and a batch that was done with
-   are ignored. Fits free_item.
+/* Gives back an unwanted batch, as spdl_cuda_done for all of its streams. NULL, and a batch whose
+   use has ended, are ignored. Fits free_item.
    Blocks:  if the end of its readers cannot be recorded, until they are idle. */
 SPDL_API void spdl_cuda_batch_free(void *batch);
 
@@ -273,7 +279,7 @@ SPDL_API void spdl_cuda_output_free(void *out);
 /* ============================================================================================= */
 /* >>iterator
    Level 2, for a loop. It takes items from any next function, sends them ahead of time, and returns
-   batches that are ready on the consumer's stream. The next call is done with the last batch. It
+   batches that are ready on the consumer's stream. The next call ends the use of the last batch. It
    calls CUDA inside spdl_cuda_iter_next, on the consumer's thread, so no other thread contends with
    its kernel launches. It holds as many items of the source as there are device slots; a loader
    needs more slots than that. Each stream has its own iterator, on its own spdl_cuda.
@@ -314,28 +320,29 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter,
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
 
-/* Is done with the last batch, on all its streams, and returns the next, ready on `stream`. With
-   SPDL_FOREVER it may sleep until a copy is done, also if the pipeline is stopped. Each SPDL_END of
-   the source is returned once, after the batches before it. The call after it goes on, with the
-   next epoch if there is one. An error is returned after the batches before it, and again by every
-   later call.
-   Returns: SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream as in ready,
-            the last one as in done, or an item is larger than a slot), SPDL_E_LIMIT (the caller has
-            all device slots or all items of the source: give one back and repeat), the result of
-            the source or `view`.
+/* Ends the use of the last batch on all its streams, and returns the next batch, ready on `stream`.
+   With SPDL_FOREVER it may sleep until a copy is done, also if the pipeline is stopped. Each
+   SPDL_END of the source is returned once, after the batches before it. After SPDL_END the next
+   call goes on, with the next epoch if there is one. An error is returned after the batches before
+   it, and again by every later call.
+   Returns: SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: `stream` as in
+            spdl_cuda_ready, the stream of the last call as in spdl_cuda_done, or an item is larger
+            than a slot), SPDL_E_LIMIT (the caller has all device slots or all items of the source:
+            give one back and repeat), the result of the source or `view`.
    Owns:    *batch is lent until the next call; do not call spdl_cuda_done for it. batch->cuda is
             set after a failure, too, for spdl_cuda_error. */
 SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
 /* Keeps the next n batches on the device and repeats them, without the source and the bus. A call
-   with 0 ends that, and the iterator goes on where it was. The time that steps gain is the cost of
-   loading and copying. Kernels must not change the batches.
+   with n = 0 ends this, and the iterator goes on where it was. The time that steps gain is the cost
+   of loading and copying. Kernels must not change the batches.
    Returns: SPDL_E_INVALID (n is not 0 to device_slots). */
 SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n);
 
-/* Ends the iterator: is done with the last batch, waits for its copies, releases the items, and
-   closes an spdl_cuda of its own. It does not wait for other work on the device. NULL is allowed.
+/* Destroys the iterator: it ends the use of the last batch, waits for the copies, releases the
+   items, and closes an spdl_cuda of its own. It does not wait for other work on the device. NULL is
+   allowed.
    Blocks:  until copies are done, which wait for the readers of batches before (E3). */
 SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter);
 
@@ -617,8 +624,7 @@ SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
     case 201: case 214: case 220: case 226:  /* no context, ECC, NVLink */
     case 700: case 702: case 709: case 710:  /* address, timeout, destroyed, assert */
     case 714: case 715: case 716: case 717: case 718: case 719: case 721:
-    case 810: case 911:                      /* ended by the MPS server or another device */
-    case 999: return true;                   /* unknown: what had an effect is unknown, too */
+    case 810: case 911: case 999: return true; /* ended by others; unknown, as are its effects */
     default: return false;
     }
 }
@@ -1041,8 +1047,7 @@ SPDL__PRIVATE void spdl__cuda_reap_until(spdl_cuda *cuda, uint64_t until) {
 }
 
 /* Asks for an event, if `soon` for the time of a wake-up. Then it sleeps or, with a deadline, asks
-   and naps: CUDA has no wait with a time limit. All questions are in one scope: many threads may
-   ask, and each call takes locks of the driver that kernel launches need. */
+   and naps: CUDA has no wait with a time limit. One scope for all of it: other calls take locks. */
 SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_t deadline,
                                            bool soon) {
     const uint64_t asks_until = spdl_time_ns() + 50000;
@@ -1151,11 +1156,10 @@ SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_s
 SPDL__PRIVATE spdl_result spdl__submit_loose(spdl_cuda *cuda, spdl__cuda_sending *s) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
-    size_t span;
     int i;
     if (result != SPDL_OK) return result;
-    span = spdl__pinned_span(cuda, NULL, (const char *)s->view->data);
-    s->whole = span >= s->view->bytes; /* nearly always: the driver is asked once */
+    /* nearly always: the driver is asked once */
+    s->whole = spdl__pinned_span(cuda, NULL, (const char *)s->view->data) >= s->view->bytes;
     s->pinned = s->whole || spdl__host_pinned(cuda, NULL, s->view->data, s->view->bytes);
     if (!s->pinned) {
         result = spdl__submit_bytes(cuda, s, cuda->loose);
@@ -1541,8 +1545,7 @@ SPDL__PRIVATE spdl_result spdl__output_copy(spdl_cuda *cuda, const spdl__cuda_ou
     const uint64_t from = (uint64_t)(uintptr_t)out->dev;
     void *back = cuda->back;
     spdl__cuda_scope scope;
-    spdl_result result;
-    result = spdl__cuda_enter(cuda, &scope, cuda->outputs_at->pinned == 0);
+    spdl_result result = spdl__cuda_enter(cuda, &scope, cuda->outputs_at->pinned == 0);
     if (result == SPDL_OK) {
         result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (back, output->kernels.event, 0));
         if (result == SPDL_OK && out->bytes > 0)
@@ -1711,7 +1714,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
 
 /* In the primary context, which the CUDA runtime uses. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
-    const spdl_cuda_desc *desc = &cuda->desc;
     spdl__cuda_scope scope;
     void **const stream[3] = { &cuda->stream, &cuda->loose, &cuda->back };
     spdl_result result =
@@ -1724,14 +1726,14 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
     result = spdl__cuda_enter(cuda, &scope, true);
     if (result != SPDL_OK) return result;
     result = spdl__cuda_malloc(cuda);
-    for (i = 0; i < (desc->output_slots > 0 ? 3 : 2) && result == SPDL_OK; ++i) {
+    for (i = 0; i < (cuda->desc.output_slots > 0 ? 3 : 2) && result == SPDL_OK; ++i) {
         result = SPDL__CUDA_TRY(cuda, StreamCreate, (stream[i], SPDL__CU_NON_BLOCKING));
         if (result != SPDL_OK) *stream[i] = NULL;
     }
     if (result == SPDL_OK) result = spdl__cuda_make_events(cuda);
     spdl__cuda_leave(cuda, &scope);
-    if (result != SPDL_OK || desc->output_slots == 0) return result;
-    result = spdl__slab_new(cuda, NULL, (size_t)desc->output_slots * cuda->output_stride,
+    if (result != SPDL_OK || cuda->desc.output_slots == 0) return result;
+    result = spdl__slab_new(cuda, NULL, (size_t)cuda->desc.output_slots * cuda->output_stride,
                             &cuda->outputs_at);
     return result == SPDL_OK ? spdl__cuda_usable(cuda) : result;
 }
@@ -1915,41 +1917,41 @@ SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uin
     return result;
 }
 
-/* A buffer is the block of a batch without items. */
-SPDL__PRIVATE spdl__batch *spdl__iter_block(const spdl_cuda_iter_desc *desc, void *item) {
-    const size_t head = desc->buffers ? spdl__line_up(sizeof(spdl__batch)) : 0;
-    return (spdl__batch *)(void *)((char *)item - head);
+SPDL__PRIVATE spdl__block *spdl__iter_block(const spdl_cuda_iter_desc *desc, void *item) {
+    return desc->buffers ? (spdl__block *)item - 1 : &((spdl__batch *)item)->block;
 }
 
 /* Pins the block of a batch, which has pages of its own, until the spdl_cuda is closed. Its
    pool then keeps all blocks until the pipeline ends, so none is unmapped while it is pinned. */
-SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__batch *batch) {
-    spdl__batch_pool *pool = batch->pool;
+SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__block *block) {
+    spdl__batch_pool *pool = block->pool;
+    void *memory = (char *)block - pool->front;
     const size_t bytes = spdl__batch_bytes(pool);
     spdl__cuda_slab *slab;
     if (pool->allocator.alloc_fn != NULL || bytes < SPDL__OWN_PAGES) return;
     pthread_mutex_lock(&cuda->lock);
-    slab = spdl__slab_find(cuda, batch, bytes);
+    slab = spdl__slab_find(cuda, memory, bytes);
     pthread_mutex_unlock(&cuda->lock);
     if (slab != NULL) return;
     spdl__store(&pool->keep, UINT64_MAX);
-    (void)spdl__slab_new(cuda, batch, spdl__round_up(bytes, SPDL__PAGE), &slab);
+    (void)spdl__slab_new(cuda, memory, spdl__round_up(bytes, SPDL__PAGE), &slab);
 }
 
 SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl_cuda_view *view) {
-    spdl__batch *batch = item != NULL ? spdl__iter_block(&iter->desc, item) : NULL;
+    spdl__block *block = item != NULL ? spdl__iter_block(&iter->desc, item) : NULL;
+    const spdl_batch *batch = (const spdl_batch *)item; /* or a buffer */
     spdl_result result = SPDL_OK;
     memset(view, 0, sizeof(*view));
     view->item = item;
     view->release = item != NULL ? iter->desc.free_item : NULL;
     if (iter->desc.view != NULL) {
         result = iter->desc.view(item, view);
-    } else if (batch == NULL || batch->shown.data == NULL) {
+    } else if (block == NULL || block->pool->block_bytes == 0) {
         result = spdl__cuda_invalid(iter->cuda, "iterator: an item is not a batch in place");
     } else {
-        if (iter->owns) spdl__iter_pin(iter->cuda, batch);
-        view->data = batch->shown.data;
-        view->bytes = iter->desc.buffers ? batch->pool->block_bytes : batch->shown.bytes;
+        if (iter->owns) spdl__iter_pin(iter->cuda, block);
+        view->data = iter->desc.buffers ? item : batch->data;
+        view->bytes = iter->desc.buffers ? block->pool->block_bytes : batch->bytes;
     }
     if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view, SPDL_E_INVALID);
     if (result == SPDL_OK) return SPDL_OK;

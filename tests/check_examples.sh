@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds each example by the commands in its own head comment, as they are written (but CC and CXX
 # stand for cc and c++, and EXAMPLE_FLAGS come last), and runs it. An example has at most 120 lines
-# (the trainer, and those that use another library, 160 or 200), so that it stays one idea. One
+# (the trainer, and those that use another library, 160 to 255), so that it stays one idea. One
 # whose headers are not all there is skipped with its line "Needs:", which says how to install them.
 . "$(dirname "$0")/tally.sh"
 
@@ -26,7 +26,7 @@ build_lines() {
 missing() {
     needs=$(sed -n '1,/\*\//s/^ *Needs: *//p' "$1")
     [ -z "$needs" ] || ${CC:-cc} -E -I. "$1" >/dev/null 2>&1 ||
-        { [ "$1" = examples/mpi_train.c ] && mpicc -E -I. "$1" >/dev/null 2>&1; } || echo "$needs"
+        { [ "${1#examples/mpi_}" != "$1" ] && mpicc -E -I. "$1" >/dev/null 2>&1; } || echo "$needs"
 }
 
 short() {
@@ -66,15 +66,32 @@ says_of_times() {
     echo "after $try tries:" && cat report && false
 }
 
-# ranks N ARGUMENT ...: what mpi_train prints under so many ranks
+# ranks N ARGUMENT ...: what the program of $mpi prints under so many ranks
 ranks() {
     n=$1
     shift
-    run mpirun --allow-run-as-root --oversubscribe -n "$n" ./mpi_train "$@" 2>&1
+    run mpirun --allow-run-as-root --oversubscribe -n "$n" "./$mpi" "$@" 2>&1
+}
+
+# ranks_fail STATUS TEXT SIGNAL WHICH ARGUMENT ...: the same under 4 ranks, of which the first
+# (WHICH is o) or the last one (n) gets a signal; "-" sends none
+ranks_fail() {
+    ends=$1
+    says=$2
+    signal=$3
+    which=$4
+    shift 4
+    cp "$mpi" "mpi_$$" # a name that no other run of this script has
+    [ "$signal" = - ] || (sleep 2 && pkill "-$signal" "-$which" -x "mpi_$$") &
+    fails_with "$ends" "$says" mpirun --allow-run-as-root --oversubscribe -n 4 "./mpi_$$" "$@"
+    ended=$?
+    wait
+    return $ended
 }
 
 # The losses are those of one rank, whoever trains and loads, and whatever was interrupted.
 run_mpi_train() {
+    mpi=mpi_train
     loss=$(ranks 1 | grep '^step 90, loss 0')
     for say in 2 4 "4 loaders 2"; do
         # shellcheck disable=SC2086 # words
@@ -87,16 +104,54 @@ run_mpi_train() {
         test "$loss" = "$(ranks 4 loaders 2 checkpoint run.bin | grep '^step')"
     ranks 4 slow 2 >slow
     check "mpi_train names the straggler" grep "rank 2, stage .decode" slow
-    cp mpi_train "mpi_$$" # a name that no other run of this script has
-    (sleep 2 && pkill -9 -n -x "mpi_$$") &
-    check "mpi_train names a rank that is killed" fails_with 137 "on signal 9" \
-        mpirun --allow-run-as-root --oversubscribe -n 4 "./mpi_$$" steps 1000000
-    wait
+    check "mpi_train names a rank that is killed" \
+        ranks_fail 137 "on signal 9" 9 n steps 1000000
+}
+
+# served N ARGUMENT ...: what the trainers got from the servers
+served() {
+    ranks "$@" | grep -E '^(epoch|order)'
+}
+
+# Each epoch has the items of a pipeline without MPI. The order of the batches depends on the number
+# of servers only, not on trainers or on what was interrupted.
+run_mpi_serve() {
+    mpi=mpi_serve
+    alone=$(served 1 load 0)
+    items=$(echo "$alone" | grep epoch)
+    check "mpi_serve alone gives each item once an epoch" \
+        test "$(echo "$items" | cut -d, -f1)" = "$(printf 'epoch %d: 1921 items\n' 0 1)"
+    check "mpi_serve by 1 server" test "$alone" = "$(served 2 load 0)"
+    check "mpi_serve by 1 server for 2 trainers" test "$alone" = "$(served 3 load 0 trainers 2)"
+    two=$(served 3 load 0)
+    check "mpi_serve by 2 servers: each item once" test "$items" = "$(echo "$two" | grep epoch)"
+    check "mpi_serve by 2 servers for 2 trainers" test "$two" = "$(served 4 load 0 trainers 2)"
+    three=$(served 4 load 0)
+    check "mpi_serve by 3 servers: each item once" test "$items" = "$(echo "$three" | grep epoch)"
+    ranks 4 load 0 checkpoint served.bin turns 40 >report
+    ranks 5 load 0 checkpoint served.bin turns 83 every 2 trainers 2 >>report
+    ranks 5 load 0 checkpoint served.bin turns 83 trainers 2 >>report # nothing to do
+    check "mpi_serve goes on with other trainers" \
+        test "$three" = "$(served 4 load 0 checkpoint served.bin)"
+    check "mpi_serve refuses another number of servers" \
+        fails_with 1 "served.bin: not of 2 servers" \
+        mpirun --allow-run-as-root --oversubscribe -n 3 ./mpi_serve checkpoint served.bin
+    check "mpi_serve names a server that is killed" ranks_fail 137 "process rank 3 " 9 n \
+        turns 1000 checkpoint killed.bin every 1
+    check "mpi_serve goes on after the kill" test -s killed.bin -a \
+        "$(served 4 load 0 turns 1000)" = "$(served 4 load 0 turns 1000 checkpoint killed.bin)"
+    check "mpi_serve names a server that fails" \
+        ranks_fail 1 "server, rank 2: stage 3 'prepare', item 5" - - fail 2
+    check "mpi_serve names a server that hangs" \
+        ranks_fail 1 "rank 0: nothing for 3 s from server, rank 3" STOP n turns 3000 timeout 3
+    check "mpi_serve names a trainer that hangs" \
+        ranks_fail 1 "nothing for 6 s from trainer, rank 0" STOP o turns 3000 timeout 3
 }
 
 run_example() {
     case $1 in
     mpi_train) run_mpi_train ;;
+    mpi_serve) run_mpi_serve ;;
     npz_info)
         head -c 3000 examples/data/digits_test.npz >cut.npz
         check "npz_info on a good file" run ./npz_info examples/data/digits_test.npz
@@ -231,6 +286,7 @@ for file in examples/*.c examples/*.cpp examples/*/*.c examples/*/*.cpp; do
     case $file in
     examples/train_digits.c | examples/image_folder.c | examples/http_fetch.c) limit=160 ;;
     examples/mpi_train.c) limit=205 ;;
+    examples/mpi_serve.c) limit=255 ;;
     examples/resume.c | examples/tokens.c | examples/wav.c) limit=130 ;;
     examples/game_thread.c) limit=140 ;;
     esac

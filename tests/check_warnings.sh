@@ -90,10 +90,12 @@ of() {
         [ $family = gcc ] || [ -z "$BRIEF" ] || continue
         for file in examples/*.c examples/*/*.c bench/*.c tests/selftest/*.c tests/fuzz_*.c; do
             with=
-            if [ "$file" = examples/mpi_train.c ]; then
+            case $file in
+            examples/mpi_*)
                 with=$(mpicc --showme:incdirs 2>/dev/null | sed 's/[^ ]*/-isystem &/g')
                 [ -n "$with" ] || continue # check_examples.sh says that it is skipped
-            fi
+                ;;
+            esac
             [ -f "$file" ] && echo "$family c gnu17 $file $with"
         done
         for file in examples/*.cpp examples/*/*.cpp; do

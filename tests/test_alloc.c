@@ -380,7 +380,7 @@ static void no_batch_is_missed_at_the_end(void) {
         desc.allocator = allocator_of(&c);
         source_count = 0;
         REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(shape_of_batches)) == SPDL_OK);
-        ahead = (size_t)p->node[2].batches->spares;
+        ahead = (size_t)p->node[2].blocks->spares;
         spdl_pipeline_destroy(p);
         REQUIRE(ahead < 32);
         source_count = ahead * (uint64_t)shape_of_batches[2].size;
@@ -490,23 +490,95 @@ static void kept_batches_are_allocated(void) {
     }
 }
 
+/* --- what a place costs --- */
+
+static counting created(const spdl_stage *rows, size_t count) {
+    counting c = { .fail_at = -1 }, made;
+    spdl_pipeline_desc desc = { .workers = SPDL_INLINE, .allocator = allocator_of(&c) };
+    spdl_pipeline *p;
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
+    made = c;
+    spdl_pipeline_destroy(p);
+    all_is_back(&c);
+    return made;
+}
+
+/* Of a place more, bytes and allocations. */
+static int64_t place_bytes(int from, int to, int concurrency, size_t item_bytes, int *allocs) {
+    spdl_stage rows[] = { SPDL_SOURCE(numbers), SPDL_PIPE(pass), SPDL_PIPE(pass), SPDL_SINK(2) };
+    counting few, many_more;
+    rows[1].concurrency = concurrency;
+    rows[1].item_bytes = item_bytes;
+    rows[1].buffer_size = from;
+    few = created(SPDL_TABLE(rows));
+    rows[1].buffer_size = to;
+    many_more = created(SPDL_TABLE(rows));
+    *allocs = many_more.allocs - few.allocs;
+    return (many_more.live - few.live + to - from - 1) / (to - from);
+}
+
+/* The figures are those of >>memory. */
+static void a_place_costs_what_the_header_says(void) {
+    static const size_t items[] = { 1, 8, 64, 65, 1000, 4096 };
+    int allocs;
+    for (int parallel = 0; parallel < 2; ++parallel) /* half of each ring is not needed */
+        CHECK_EQ(place_bytes(512, 8192, 1 + parallel, 0, &allocs), 64 << parallel);
+    for (size_t i = 0; i < sizeof(items) / sizeof(items[0]) && !SPDL__DEBUGS; ++i) {
+        const size_t bytes = (items[i] + sizeof(spdl__block) + 63) / 64 * 64;
+        CHECK_EQ(place_bytes(2100, 4000, 1, items[i], &allocs), bytes); /* the same ring */
+        CHECK_EQ(allocs, 0); /* they share one */
+        CHECK_EQ(place_bytes(100, 120, 1, items[i], &allocs), (items[i] + 64 + 127) / 128 * 128);
+    }
+    (void)place_bytes(10, 12, 1, 65536, &allocs);
+    CHECK_EQ(allocs, 2); /* of pages of their own */
+}
+
+/* A batch of 4096 small items has a buffer for each. */
+static void small_items_before_a_batch_cost_little(void) {
+    static const spdl_stage rows[] = { SPDL_SOURCE(numbers, .item_bytes = 64), SPDL_BATCH(4096),
+                                       SPDL_SINK(16) };
+    const counting made = created(SPDL_TABLE(rows));
+    if (SPDL__DEBUGS) return;
+    CHECK(made.live < (64 + 64) * 65536 + (1 << 20));
+    CHECK(made.allocs < 30);
+}
+
+/* A row with its own allocator gets each block from it: a loader process passes them on. */
+static void an_allocator_of_a_row_makes_each_block(void) {
+    for (int own = 0; own < 2; ++own) {
+        counting c = { .fail_at = -1 };
+        const spdl_allocator allocator = allocator_of(&c);
+        spdl_stage rows[] = { SPDL_SOURCE(numbers), SPDL_PIPE(pass, .item_bytes = 64),
+                              SPDL_SINK(5) };
+        spdl_pipeline_desc desc = { .workers = SPDL_INLINE };
+        spdl_pipeline *p;
+        if (own) rows[1].allocator = &allocator;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+        CHECK_EQ(p->node[1].blocks->spares, 4 + 5 + 1);
+        CHECK_EQ(c.allocs, own ? 1 + 10 : 0);
+        spdl_pipeline_destroy(p);
+        CHECK_EQ(c.live, 0);
+        CHECK_EQ(c.frees, c.allocs);
+    }
+}
+
 /* The buffer that returned last is used again, and no other is looked at. A walk over all of them
    would hold the lock for milliseconds. */
 static void one_returned_buffer_is_looked_at(void) {
     enum { BUFFERS = 5, LAST = BUFFERS - 1 };
     counting c = { .fail_at = -1 };
     const spdl_allocator allocator = allocator_of(&c);
-    spdl__batch_pool *pool = spdl__batch_pool_make(&allocator, 1, 64, 0, BUFFERS, 0);
-    spdl__batch *used[BUFFERS];
+    spdl__batch_pool *pool = spdl__batch_pool_make(&allocator, 0, 64, 0, false, BUFFERS, 0);
+    spdl__block *used[BUFFERS];
     REQUIRE(pool != NULL);
-    for (int i = 0; i < BUFFERS; ++i) REQUIRE((used[i] = spdl__batch_get(pool)) != NULL);
-    for (int i = 0; i < BUFFERS; ++i) spdl_batch_free(used[i]);
-    used[LAST - 1]->next = (spdl__batch *)(uintptr_t)64; /* a walk ends with a fault */
-    CHECK(spdl__batch_get(pool) == used[LAST]);
+    for (int i = 0; i < BUFFERS; ++i) REQUIRE((used[i] = spdl__block_get(pool)) != NULL);
+    for (int i = 0; i < BUFFERS; ++i) spdl_buffer_free(used[i] + 1);
+    used[LAST - 1]->next = (spdl__block *)(uintptr_t)64; /* a walk ends with a fault */
+    CHECK(spdl__block_get(pool) == used[LAST]);
     used[LAST - 1]->next = used[LAST - 2];
-    for (int i = LAST - 1; i >= 0; --i) CHECK(spdl__batch_get(pool) == used[i]);
+    for (int i = LAST - 1; i >= 0; --i) CHECK(spdl__block_get(pool) == used[i]);
     CHECK_EQ(c.allocs, 1 + BUFFERS);
-    for (int i = 0; i < BUFFERS; ++i) spdl_batch_free(used[i]);
+    for (int i = 0; i < BUFFERS; ++i) spdl_buffer_free(used[i] + 1);
     spdl__batch_pool_drop(pool, NULL);
     all_is_back(&c);
 }
@@ -989,6 +1061,9 @@ TEST_TABLE(alloc) {
     TEST_CASE(batches_of_batches_allocate_nothing),
     TEST_CASE(rings_and_jobs_allocate_nothing),
     TEST_CASE(kept_batches_are_allocated),
+    TEST_CASE(a_place_costs_what_the_header_says),
+    TEST_CASE(small_items_before_a_batch_cost_little),
+    TEST_CASE(an_allocator_of_a_row_makes_each_block),
     TEST_CASE(one_returned_buffer_is_looked_at),
     TEST_CASE(kept_batches_may_fail),
     TEST_CASE(every_allocation_on_the_way_may_fail),

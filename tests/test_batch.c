@@ -902,6 +902,20 @@ SPDL_FN(gives_parts, void, char) {
     return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
+/* Three batches can wait in front of a row of batches, in place or not. */
+static void three_batches_may_wait(void) {
+    static const int sizes[] = { 1, 2, 32, 300, 1024, 5000 };
+    for (int i = 0; i < 12; ++i) {
+        const int size = sizes[i / 2];
+        spdl_pipeline *p = START(1, SPDL_SOURCE(gives_parts, .item_bytes = i % 2 ? 0 : 8),
+                                 SPDL_BATCH(size, .item_bytes = i % 2 ? 8 : 0), SPDL_SINK(1));
+        spdl_stats stats;
+        spdl_pipeline_stats(p, &stats);
+        CHECK_EQ(stats.edge[0].buffer_size, size < 300 ? 3 * size : size == 300 ? 900 : 1024);
+        spdl_pipeline_destroy(p);
+    }
+}
+
 /* Nanoseconds a batch of one part, while the source is `ahead` batches ahead; the best of some. */
 static double batch_ns(int ahead) {
     double best = 1e9;
@@ -959,4 +973,5 @@ TEST_TABLE(batch){ TEST_CASE(a_source_writes_into_batches),
     TEST_CASE(a_batch_that_cannot_be_copied_is_left),
                    TEST_CASE(alloc_under_lock),
                    TEST_CASE(open_batches_linear),
+    TEST_CASE(three_batches_may_wait),
                    TEST_END };

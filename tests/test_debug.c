@@ -267,6 +267,23 @@ static void batches_and_buffers_that_are_out(void) {
     }
 }
 
+SPDL_FN(forgets_return, int, int) {
+    *out = (int *)spdl_buffer(task);
+    if (*out == NULL) return SPDL_E_NOMEM;
+    (void)spdl_fail(task, "%d is odd", *in);
+    return SPDL_OK;
+}
+
+/* The library frees the buffer of a call that it fails. */
+static void a_buffer_of_a_call_that_forgets_return(void) {
+    warnings w;
+    for (int workers = 0; workers < 3; ++workers) {
+        RUN_AND_KEEP(spdl_buffer_free, SPDL_SOURCE(fill, .item_bytes = 4),
+                     SPDL_PIPE(forgets_return, .item_bytes = 4), SPDL_SINK(3));
+        for (int i = 0; i < w.count; ++i) CHECK(strstr(w.text[i], "not freed yet") == NULL);
+    }
+}
+
 /* It is freed once, and the row named. */
 static void a_call_that_frees_its_buffer(void) {
     for (int workers = 0; workers < 3; ++workers) {
@@ -546,6 +563,7 @@ TEST_TABLE(debug) {
     TEST_CASE(a_stage_that_hands_on_nothing),
     TEST_CASE(items_that_nobody_frees),
     TEST_CASE(batches_and_buffers_that_are_out),
+    TEST_CASE(a_buffer_of_a_call_that_forgets_return),
     TEST_CASE(a_call_that_frees_its_buffer),
     TEST_CASE(rows_of_other_kinds_are_fine),
     TEST_CASE(a_source_of_nothing),

@@ -456,7 +456,7 @@ static void every_end_is_told(void) {
         { CRASH, "the child was killed by SIGSEGV, in stage 1 'meets_its_fate', item 40" },
         { ABORT, "the child was killed by SIGABRT, in stage 1 'meets_its_fate', item 40" },
         { KILL, "the child was killed by SIGKILL" },
-        { EXIT_0, "the child has ended with code 0, but not its source" },
+        { EXIT_0, "the child has ended with code 0, before the end of its source" },
         { EXIT_17, "the child has ended with code 17" },
         { HANG, "the child was killed, as it made nothing for hang_timeout, in stage 1 "
                 "'meets_its_fate', item 40" },
@@ -529,7 +529,8 @@ static void it_is_started_again(void) {
         desc.max_restarts = 3;
         if (once) harm.done = shared_flag();
         CHECK_EQ(runs_into(&harm, &desc, &l, &taken), once ? SPDL_END : SPDL_E_PROCESS);
-        CHECK(once ? taken == 100 : taken > 30 && taken <= 40);
+        /* Three batches of two can wait before the row of batches, and some are on their way. */
+        CHECK(once ? taken == 100 : taken > 24 && taken <= 40);
         spdl_loader_get_status(l, &status);
         CHECK_EQ(status.restarts, once ? 1 : 3);
         spdl_loader_close(l);

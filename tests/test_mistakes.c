@@ -749,8 +749,8 @@ static void next_into_the_type_of_no_failure(void) {
                                      SPDL_PIPE(halves, .free_item = free), SPDL_SINK(2))) ==
             SPDL_OK);
     CHECK_EQ(SPDL_NEXT(p, &half, 0), SPDL_E_TYPE);
-    says(said.text[0], "SPDL_NEXT into a 'double *', but stage 1 'halves' may fail, which gives "
-                       "its input: 'int *'");
+    says(said.text[0], "SPDL_NEXT into a 'double *', but stage 1 'halves' may fail, and next "
+                       "then returns its input: 'int *'");
     CHECK_EQ(SPDL_NEXT(p, &any, 0), SPDL_TIMEOUT);
     spdl_pipeline_destroy(p);
 }

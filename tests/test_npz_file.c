@@ -692,7 +692,7 @@ static void what_is_expected(void) {
     CHECK(strstr(error.text, "(5, 3), not '<f4' (5,)") != NULL);
     CHECK_EQ(spdl_npz_expect(spdl_npz_bundle_find(bundle, "no"), "<f4", 2, any, &error),
              SPDL_E_NOT_FOUND);
-    CHECK(strstr(error.text, "the array is not there, which should be '<f4' (") != NULL);
+    CHECK(strstr(error.text, "the array is missing, it should be '<f4' (") != NULL);
     CHECK_EQ(spdl_npz_expect(f4, NULL, 2, any, &error), SPDL_E_INVALID);
     CHECK_EQ(spdl_npz_expect(f4, "<f4", 2, NULL, &error), SPDL_E_INVALID);
     spdl_npz_bundle_free(bundle);

@@ -206,7 +206,8 @@ static void the_desc_is_checked(void) {
     desc.workers = 256;
     desc.next_works_ns = SPDL_FOREVER;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "pipeline: workers is 256; with next_works_ns it is at most 255, as next is one");
+            "pipeline: workers is 256; with next_works_ns it is at most 255, as the thread in next "
+            "counts as one");
     desc.next_works_ns = 0;
     threads_left = 0;
     refused(desc, SPDL_TABLE(rows), SPDL_E_THREAD,
@@ -339,11 +340,15 @@ static void the_last_edge_is_that_of_the_sink(void) {
 static void numbers_of_newer_fields_have_limits(void) {
     PIPE_REFUSED("threads is set, but only source rows have it", .threads = 1);
     PIPE_REFUSED("flush is set, but concurrency is more than 1", .flush = true, .concurrency = 2);
+    PIPE_REFUSED("serial is set, but concurrency is SPDL_ALL or more than 1", .serial = true,
+                 .concurrency = SPDL_ALL);
+    PIPE_REFUSED("serial is set, but concurrency is SPDL_ALL or more than 1", .serial = true,
+                 .concurrency = 2);
     PIPE_REFUSED("again and deferred are both set", .again = true, .deferred = true);
     PIPE_REFUSED("free_state is set without again", .free_state = free_none);
     PIPE_REFUSED("deferred and flush are both set", .deferred = true, .flush = true);
     PIPE_REFUSED("again is set, and concurrency is more than 1: write .output_order = "
-                 "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long",
+                 "SPDL_ORDER_COMPLETION, or a stage before it that does the slow work",
                  .again = true, .concurrency = 2);
 }
 

@@ -404,7 +404,7 @@ static void what_makes_no_sense_is_refused(void) {
     REFUSED("sampler: order or tail is unknown", .order = (spdl_sampler_order)99);
     REFUSED("sampler: order or tail is unknown", .tail = (spdl_tail)-1);
     REFUSED("sampler: index_fn is NULL", .order = SPDL_SAMPLE_FUNCTION, .count = 1);
-    REFUSED("sampler: block is 0, must be the indices in a block",
+    REFUSED("sampler: block is 0, must be the number of indices in a block",
             .order = SPDL_SAMPLE_BLOCKS, .count = 10);
     REFUSED("sampler: set both functions of the allocator or none",
             .allocator = { .free_fn = nobody_frees });
@@ -493,16 +493,16 @@ static void ranks_come_from_the_environment(void) {
     ENV(SPDL_OK, 1023, 1024, "", "SLURM_PROCID", "1023", "SLURM_NTASKS", "1024");
     ENV(SPDL_E_NOT_FOUND, 0, 1, "", "SLURM_NTASKS", "4"); /* salloc without srun */
     ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is set, but WORLD_SIZE is not", "RANK", "3");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 4 and WORLD_SIZE is 4, must be a number and "
-        "a larger one", "RANK", "4", "WORLD_SIZE", "4");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: PMI_RANK is -1 and PMI_SIZE is 4, must be a number "
-        "and a larger one", "PMI_RANK", "-1", "PMI_SIZE", "4");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 99999999999, must be a "
-        "number and a larger one", "RANK", "1", "WORLD_SIZE", "99999999999");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 2x, must be a number and "
-        "a larger one", "RANK", "1", "WORLD_SIZE", "2x");
-    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1x and WORLD_SIZE is 2, must be a number and "
-        "a larger one", "RANK", "1x", "WORLD_SIZE", "2");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 4 and WORLD_SIZE is 4, must be two numbers, "
+        "the second one larger", "RANK", "4", "WORLD_SIZE", "4");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: PMI_RANK is -1 and PMI_SIZE is 4, must be two numbers, "
+        "the second one larger", "PMI_RANK", "-1", "PMI_SIZE", "4");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 99999999999, must be two "
+        "numbers, the second one larger", "RANK", "1", "WORLD_SIZE", "99999999999");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 2x, must be two numbers, "
+        "the second one larger", "RANK", "1", "WORLD_SIZE", "2x");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1x and WORLD_SIZE is 2, must be two numbers, "
+        "the second one larger", "RANK", "1x", "WORLD_SIZE", "2");
 }
 
 /* Order depends on (seed, epoch) alone: five epochs after ten others are as fresh ones. */
@@ -999,7 +999,7 @@ static void ranks_share_each_source(void) {
 static void samplers_of_a_mixture_have_no_ranks(void) {
     spdl_sampler *of[] = { SHUFFLED(.count = 6, .seed = 1), SHUFFLED(.count = 3, .seed = 2) };
     spdl_sampler *ranked[] = { of[0], SAMPLER(.count = 3, .ranks = { 0, 2 }) };
-    REFUSED("sampler: samplers[1] has ranks of its own; give them to the one of the mixture",
+    REFUSED("sampler: samplers[1] has ranks of its own; set the ranks of the mixture instead",
             .order = SPDL_SAMPLE_MIXTURE, WEIGHTS(1, 1), .samplers = ranked, .draws = 1);
     spdl_sampler_destroy(ranked[1]);
     spdl_sampler_destroy(of[0]), spdl_sampler_destroy(of[1]);

@@ -552,7 +552,7 @@ static void rows_of_other_sources_are_checked(void) {
     REFUSED("0 'count_up': threads is 2, must be 1 to 1",
             SPDL_SOURCE(count_up, SCRIPT(.count = 1), .threads = 2), SPDL_SINK(1));
     odd.item_bytes = 8;
-    REFUSED("0 'from': item_bytes is set, but what SPDL_FROM yields are items", odd, SPDL_SINK(1));
+    REFUSED("0 'from': item_bytes is set, but SPDL_FROM makes no items", odd, SPDL_SINK(1));
     odd = from;
     odd.type = NULL;
     REFUSED("0 'from': next is set, but type is NULL", odd, SPDL_SINK(1));

@@ -926,11 +926,11 @@ static void texts_of_other_ranks_are_refused(void) {
             load(r[1].p, r[1].text); /* the same number can */
         } else {
             refused_of(other.p, texts, 1, SPDL_E_INVALID,
-                       "spdl_state_load: text 0 is of rank 0 of 3, this is rank 0 of 2: that "
-                       "takes the texts of all 3, not of 1");
+                       "spdl_state_load: text 0 is of rank 0 of 3, this is rank 0 of 2: pass "
+                       "the texts of all 3, not of 1");
             refused_of(r[1].p, texts, 1, SPDL_E_INVALID,
-                       "spdl_state_load: text 0 is of rank 0 of 3, this is rank 1 of 3: that "
-                       "takes the texts of all 3, not of 1");
+                       "spdl_state_load: text 0 is of rank 0 of 3, this is rank 1 of 3: pass "
+                       "the texts of all 3, not of 1");
             refused_of(other.p, twice, 3, SPDL_E_INVALID,
                        "spdl_state_load: text 2 is the second one of rank 1");
             CHECK_EQ(spdl_state_load(r[1].p, texts, 3, SPDL_FOREVER, NULL), SPDL_OK);
@@ -939,9 +939,9 @@ static void texts_of_other_ranks_are_refused(void) {
             for (int k = 0; k < 2; ++k) (void)rank_take(&r[2], 0, &value, 1); /* it goes ahead */
             save(r[2].p, r[2].text);
             refused_of(r[1].p, texts, 3, SPDL_E_INVALID,
-                       "spdl_state_load: text 2 is of epoch 0 after 3 items, and that of this rank "
-                       "of epoch 0 after 1: they are not of the same step. To load it anyway pass "
-                       "the text of this rank alone");
+                       "spdl_state_load: text 2 is of epoch 0 after 3 items, and the text of this "
+                       "rank of epoch 0 after 1: they are not of the same step. To load it anyway "
+                       "pass the text of this rank alone");
             load(r[1].p, r[1].text);
             CHECK_EQ(rank_take(&r[1], 0, &value, 1), 1);
             CHECK_EQ(value, 4);
