@@ -1129,7 +1129,7 @@ typedef struct spdl__cuda_sending {
     const spdl__cuda_slab *slab; /* of this spdl_cuda, or NULL */
     bool pinned;                 /* by anyone */
     bool copied;                 /* on the loose stream */
-    bool whole;                  /* in one registration of others */
+    bool whole;                  /* in one registration of others, as nearly always: one question */
 } spdl__cuda_sending;
 
 /* In a scope: E3 on a stream, then the copy, which is cut where a registration ends. */
@@ -1158,7 +1158,6 @@ SPDL__PRIVATE spdl_result spdl__submit_loose(spdl_cuda *cuda, spdl__cuda_sending
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
     int i;
     if (result != SPDL_OK) return result;
-    /* nearly always: the driver is asked once */
     s->whole = spdl__pinned_span(cuda, NULL, (const char *)s->view->data) >= s->view->bytes;
     s->pinned = s->whole || spdl__host_pinned(cuda, NULL, s->view->data, s->view->bytes);
     if (!s->pinned) {
@@ -1917,7 +1916,9 @@ SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uin
     return result;
 }
 
+/* Returns NULL if the item is of another kind. */
 SPDL__PRIVATE spdl__block *spdl__iter_block(const spdl_cuda_iter_desc *desc, void *item) {
+    if (item == NULL || desc->view != NULL) return NULL;
     return desc->buffers ? (spdl__block *)item - 1 : &((spdl__batch *)item)->block;
 }
 
@@ -1938,8 +1939,7 @@ SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__block *block) {
 }
 
 SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl_cuda_view *view) {
-    spdl__block *block = item != NULL ? spdl__iter_block(&iter->desc, item) : NULL;
-    const spdl_batch *batch = (const spdl_batch *)item; /* or a buffer */
+    spdl__block *block = spdl__iter_block(&iter->desc, item);
     spdl_result result = SPDL_OK;
     memset(view, 0, sizeof(*view));
     view->item = item;
@@ -1950,8 +1950,8 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
         result = spdl__cuda_invalid(iter->cuda, "iterator: an item is not a batch in place");
     } else {
         if (iter->owns) spdl__iter_pin(iter->cuda, block);
-        view->data = iter->desc.buffers ? item : batch->data;
-        view->bytes = iter->desc.buffers ? block->pool->block_bytes : batch->bytes;
+        view->data = iter->desc.buffers ? item : ((spdl_batch *)item)->data;
+        view->bytes = iter->desc.buffers ? block->pool->block_bytes : ((spdl_batch *)item)->bytes;
     }
     if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view, SPDL_E_INVALID);
     if (result == SPDL_OK) return SPDL_OK;
