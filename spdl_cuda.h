@@ -54,15 +54,15 @@
        arena         memory of the caller that is pinned where it is (spdl_cuda_adopt)
        copy stream   a stream of the library; there is one for each direction
        reader        a stream on which a batch was made ready, until spdl_cuda_done for this stream
-       lost          a CUDA error that no call can clear: destroy the iterator, then the pipeline,
-                     close the spdl_cuda, and start a new process
+       lost          a CUDA error that no call can clear, or an unknown one (999): destroy the
+                     iterator, then the pipeline, close the spdl_cuda, and start a new process
 
    THREADS: any thread may send. In the child of a fork every call on an open spdl_cuda returns
-   SPDL_E_CUDA_FORKED and touches nothing. (Before Linux 5.9 a fork moves private pages away from
-   under the device: fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls do not
-   change the thread's current device, nor the errors of its earlier CUDA calls. Captures of CUDA
-   graphs on other threads and streams are not disturbed. A stream that is being captured is
-   refused.
+   SPDL_E_CUDA_FORKED and touches nothing. Blocks of the allocator and the host memory of outputs
+   are not mapped there. (Before Linux 5.9 a fork moves private pages away from under the device:
+   fork before iter_open, and adopt only what is mapped MAP_SHARED.) Calls do not change the
+   thread's current device, nor the errors of its earlier CUDA calls. Captures of CUDA graphs on
+   other threads and streams are not disturbed. A stream that is being captured is refused.
 
    STREAMS (a cudaStream_t each) must be of the device of the spdl_cuda. A stream is one that you
    created, 0, cudaStreamLegacy or cudaStreamPerThread. For the last three the device of the
@@ -74,8 +74,8 @@
    LIMITS: Linux, a driver of CUDA 11 or later. 4 readers of a batch at a time, 4096 slots of each
    kind. 5 to 6 calls of CUDA for a batch, and one more if others have pinned its memory. Streams
    of green contexts are refused. A MIG instance is a device. On integrated devices (Jetson) the
-   copy is made as well. MPS and WSL2 (which may delay copies until the next call) are not tested.
-   Not in this library: GPUDirect Storage, cudaMallocAsync. */
+   copy is made as well. MPS and WSL2 (which may delay copies until a later call) are not tested.
+   Not in this library: GPUDirect Storage, cudaMallocAsync. A Jetson before 7.2 pins no memory. */
 
 #ifndef SPDL_CUDA_H_INCLUDED
 #define SPDL_CUDA_H_INCLUDED
@@ -180,9 +180,9 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
 /* Makes an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align of
    SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
-   any. Freed blocks are used again, and stay pinned until close. A forked child does not have them.
-   For other requests it calls the allocator of the desc. The log reports memory that cannot be
-   pinned.
+   any. Freed blocks are used again, and stay pinned until close. Larger requests add blocks. A
+   forked child does not have them. For other requests it calls the allocator of the desc. The log
+   reports memory that cannot be pinned.
    Returns: the allocator.
    Threads: any thread may call its functions. The spdl_cuda must outlive the memory that they
             return. */
@@ -624,7 +624,7 @@ SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
     case 201: case 214: case 220: case 226:  /* no context, ECC, NVLink */
     case 700: case 702: case 709: case 710:  /* address, timeout, destroyed, assert */
     case 714: case 715: case 716: case 717: case 718: case 719: case 721:
-    case 810: case 911: return true;         /* ended by the MPS server or another device */
+    case 810: case 911: case 999: return true; /* ended by others; unknown, as are its effects */
     default: return false;
     }
 }
@@ -1046,38 +1046,31 @@ SPDL__PRIVATE void spdl__cuda_reap_until(spdl_cuda *cuda, uint64_t until) {
     pthread_mutex_unlock(&cuda->lock);
 }
 
-/* Sets *done if the event is done or, if `done` is NULL, waits for it. */
-SPDL__PRIVATE spdl_result spdl__event_ask(spdl_cuda *cuda, void *event, bool *done) {
-    spdl__cuda_scope scope;
-    spdl_result result = spdl__cuda_enter(cuda, &scope, true);
-    int code;
-    if (done != NULL) *done = false;
-    if (result != SPDL_OK) return result;
-    code = done != NULL ? cuda->api.EventQuery(event) : cuda->api.EventSynchronize(event);
-    spdl__cuda_leave(cuda, &scope);
-    if (done == NULL) return spdl__cuda_check(cuda, "cuEventSynchronize", code);
-    *done = code == 0;
-    return code == SPDL__CU_NOT_READY ? SPDL_OK : spdl__cuda_check(cuda, "cuEventQuery", code);
-}
-
 /* Asks for an event, if `soon` for the time of a wake-up. Then it sleeps or, with a deadline, asks
-   and naps: CUDA has no wait with a time limit. */
+   and naps: CUDA has no wait with a time limit. One scope for all of it: other calls take locks. */
 SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_t deadline,
                                            bool soon) {
     const uint64_t asks_until = spdl_time_ns() + 50000;
     uint64_t nap_ns = 10000, now = soon || deadline != SPDL__NEVER ? 0 : asks_until;
-    spdl_result result;
-    bool done;
+    const char *call = "cuEventQuery";
+    spdl__cuda_scope scope;
+    spdl_result result = spdl__cuda_enter(cuda, &scope, true);
+    int code;
+    if (result != SPDL_OK) return result;
     for (;;) {
-        if (deadline == SPDL__NEVER && now >= asks_until) return spdl__event_ask(cuda, event, NULL);
-        result = spdl__event_ask(cuda, event, &done);
-        if (result != SPDL_OK || done) return result;
-        now = spdl_time_ns();
-        if (now >= deadline) return SPDL_TIMEOUT;
+        if (deadline == SPDL__NEVER && now >= asks_until) {
+            call = "cuEventSynchronize";
+            code = cuda->api.EventSynchronize(event);
+            break;
+        }
+        code = cuda->api.EventQuery(event);
+        if (code != SPDL__CU_NOT_READY || (now = spdl_time_ns()) >= deadline) break;
         if (now < asks_until) continue;
         (void)spdl__os_event_sleep(&cuda->nap, 0, spdl__min(now + nap_ns, deadline));
         if (nap_ns < 250000) nap_ns *= 2;
     }
+    spdl__cuda_leave(cuda, &scope);
+    return code == SPDL__CU_NOT_READY ? SPDL_TIMEOUT : spdl__cuda_check(cuda, call, code);
 }
 
 /* Waits until a copy was reaped, if any runs. `two`: of three it awaits two, for half the calls. */
@@ -1136,7 +1129,7 @@ typedef struct spdl__cuda_sending {
     const spdl__cuda_slab *slab; /* of this spdl_cuda, or NULL */
     bool pinned;                 /* by anyone */
     bool copied;                 /* on the loose stream */
-    bool whole;                  /* in one registration of others */
+    bool whole;                  /* in one registration of others, as nearly always: one question */
 } spdl__cuda_sending;
 
 /* In a scope: E3 on a stream, then the copy, which is cut where a registration ends. */
@@ -1163,11 +1156,9 @@ SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_s
 SPDL__PRIVATE spdl_result spdl__submit_loose(spdl_cuda *cuda, spdl__cuda_sending *s) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
-    size_t span;
     int i;
     if (result != SPDL_OK) return result;
-    span = spdl__pinned_span(cuda, NULL, (const char *)s->view->data);
-    s->whole = span >= s->view->bytes; /* nearly always: the driver is asked once */
+    s->whole = spdl__pinned_span(cuda, NULL, (const char *)s->view->data) >= s->view->bytes;
     s->pinned = s->whole || spdl__host_pinned(cuda, NULL, s->view->data, s->view->bytes);
     if (!s->pinned) {
         result = spdl__submit_bytes(cuda, s, cuda->loose);
@@ -1553,8 +1544,7 @@ SPDL__PRIVATE spdl_result spdl__output_copy(spdl_cuda *cuda, const spdl__cuda_ou
     const uint64_t from = (uint64_t)(uintptr_t)out->dev;
     void *back = cuda->back;
     spdl__cuda_scope scope;
-    spdl_result result;
-    result = spdl__cuda_enter(cuda, &scope, cuda->outputs_at->pinned == 0);
+    spdl_result result = spdl__cuda_enter(cuda, &scope, cuda->outputs_at->pinned == 0);
     if (result == SPDL_OK) {
         result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (back, output->kernels.event, 0));
         if (result == SPDL_OK && out->bytes > 0)
@@ -1723,7 +1713,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
 
 /* In the primary context, which the CUDA runtime uses. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
-    const spdl_cuda_desc *desc = &cuda->desc;
     spdl__cuda_scope scope;
     void **const stream[3] = { &cuda->stream, &cuda->loose, &cuda->back };
     spdl_result result =
@@ -1736,14 +1725,14 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
     result = spdl__cuda_enter(cuda, &scope, true);
     if (result != SPDL_OK) return result;
     result = spdl__cuda_malloc(cuda);
-    for (i = 0; i < (desc->output_slots > 0 ? 3 : 2) && result == SPDL_OK; ++i) {
+    for (i = 0; i < (cuda->desc.output_slots > 0 ? 3 : 2) && result == SPDL_OK; ++i) {
         result = SPDL__CUDA_TRY(cuda, StreamCreate, (stream[i], SPDL__CU_NON_BLOCKING));
         if (result != SPDL_OK) *stream[i] = NULL;
     }
     if (result == SPDL_OK) result = spdl__cuda_make_events(cuda);
     spdl__cuda_leave(cuda, &scope);
-    if (result != SPDL_OK || desc->output_slots == 0) return result;
-    result = spdl__slab_new(cuda, NULL, (size_t)desc->output_slots * cuda->output_stride,
+    if (result != SPDL_OK || cuda->desc.output_slots == 0) return result;
+    result = spdl__slab_new(cuda, NULL, (size_t)cuda->desc.output_slots * cuda->output_stride,
                             &cuda->outputs_at);
     return result == SPDL_OK ? spdl__cuda_usable(cuda) : result;
 }
@@ -1869,7 +1858,7 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
     spdl__copies_settle(cuda, cuda->back);
     result = spdl__cuda_usable(cuda);
     for (i = 0; i < cuda->events && result == SPDL_OK; ++i) /* readers, too */
-        result = spdl__event_ask(cuda, cuda->event[i], NULL);
+        result = spdl__event_wait(cuda, cuda->event[i], SPDL__NEVER, false);
     spdl__cuda_reap_until(cuda, cuda->sent); /* idle or lost */
     spdl__cuda_release(cuda);
 }
@@ -1927,7 +1916,9 @@ SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uin
     return result;
 }
 
+/* Returns NULL if the item is of another kind. */
 SPDL__PRIVATE spdl__block *spdl__iter_block(const spdl_cuda_iter_desc *desc, void *item) {
+    if (item == NULL || desc->view != NULL) return NULL;
     return desc->buffers ? (spdl__block *)item - 1 : &((spdl__batch *)item)->block;
 }
 
@@ -1948,8 +1939,7 @@ SPDL__PRIVATE void spdl__iter_pin(spdl_cuda *cuda, spdl__block *block) {
 }
 
 SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl_cuda_view *view) {
-    spdl__block *block = item != NULL ? spdl__iter_block(&iter->desc, item) : NULL;
-    const spdl_batch *batch = (const spdl_batch *)item; /* or a buffer */
+    spdl__block *block = spdl__iter_block(&iter->desc, item);
     spdl_result result = SPDL_OK;
     memset(view, 0, sizeof(*view));
     view->item = item;
@@ -1960,8 +1950,8 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
         result = spdl__cuda_invalid(iter->cuda, "iterator: an item is not a batch in place");
     } else {
         if (iter->owns) spdl__iter_pin(iter->cuda, block);
-        view->data = iter->desc.buffers ? item : batch->data;
-        view->bytes = iter->desc.buffers ? block->pool->block_bytes : batch->bytes;
+        view->data = iter->desc.buffers ? item : ((spdl_batch *)item)->data;
+        view->bytes = iter->desc.buffers ? block->pool->block_bytes : ((spdl_batch *)item)->bytes;
     }
     if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view, SPDL_E_INVALID);
     if (result == SPDL_OK) return SPDL_OK;

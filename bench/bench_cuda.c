@@ -3,21 +3,28 @@
        make bench-cuda        on a device where there is one with a toolkit; else, plainly said, on
                               the stand-in of tests/cudart_sim.c: then the figures mean nothing
 
-   slots_N           batches of N bytes in blocks of spdl_cuda_allocator; the peer is a bare loop of
-                     cudaMemcpyAsync out of pinned memory
-   arena_N           the same out of a registered arena, by the iterator, inline
+   slots_N           batches of N bytes in blocks of spdl_cuda_allocator; the peer is a ring by
+                     hand, with the same edges: an event after each copy, for which the reader's
+                     stream waits; an event after the reader, for which the next copy into the slot
+                     waits; the host waits for the copy out of memory before it is used again
+   slots_cpu_N       CPU time of the process per GiB, of the same
+   arena_N           the same as slots_N out of a registered arena, by the iterator, inline
+   by_hand_N         what the edges cost: the ring by hand; the peer is a bare loop of
+                     cudaMemcpyAsync, which overwrites what is being read. Reported, without a goal
    pageable_4M       blocks against cudaMemcpy out of memory that is not pinned
    overlap_*         max(C, X) / T: kernels of C, copies of X, T for both, the iterator inline
-   launch_p99_us     launching kernels while a loader process fills an arena and the iterator sends
-                     it, inline; the peer launches kernels and nothing else
+   launch_pN_us      launching kernels while a loader process fills an arena and the iterator sends
+                     it, inline; the peer launches kernels and nothing else. A batch and a wait for
+                     the stream come before each 1,000 launches; the first launch after that wait
+                     is not timed, or 1 in 1,000 would decide the last quantile
    packed_64x4K      64 arrays of 4 KiB in one batch; the peer copies them one by one
+   packed_gather     what bounds that row: one thread's memcpy of the 64 arrays into pinned memory
    d2h_N             outputs of N bytes; the peer is a bare loop of cudaMemcpyAsync to pinned memory
    infer_share       a batch there, a kernel as long as its copy, an output back, several at a time:
                      kernels / time for all
-   infer_vs_spdl     the same, batches a second; the peer waits for its stream after each copy, as
-                     SPDL does
+   infer_vs_waits    the same, batches a second; the peer waits for its stream after each copy
    in_place_*        batches in place in pinned memory (spdl_cuda_allocator), by the iterator: rate,
-                     with bare copies as the peer, and CPU time of the process per GiB
+                     with the ring by hand as the peer, and CPU time of the process per GiB
    held_step         a step of a kernel of 300 us with batches held on the device; the peer is the
                      kernel alone
    pin               mapping and registering blocks; the peer is cudaHostAlloc
@@ -25,8 +32,9 @@
    calls_in, _out    CUDA calls that reach the device for a batch there, and there and back: counted
                      by the stand-in, so without a device only
    pin_arena         registering an arena of shared memory; the peer is cudaHostAlloc
-   host_us           host time for a batch of 4 KiB out of an arena, by the iterator, while the bus
-                     is idle; the peer is a bare loop of cudaMemcpyAsync
+   paced_us*         the median host time of one call of spdl_cuda_iter_next, for batches of 4 KiB
+                     out of an arena, 50 us apart, so that no copy waits for another; the peer is
+                     one cudaMemcpyAsync, of _ring one step of the ring by hand
    wake_N            from the end of a kernel of N us to the return of spdl_cuda_output_wait; the
                      peer is cudaEventSynchronize of an event that blocks
    close_ms          closing an iterator beside a kernel of 1 s
@@ -306,12 +314,15 @@ static void blocks_fill(spdl_cuda *cuda, size_t bytes) {
     for (i = 0; i <= SLOTS; ++i) block_free(data[i]);
 }
 
-static double slots_rate(const void *arg) {
-    const size_t bytes = *(const size_t *)arg;
+static double per_gib(double ns, double bytes) { return ns * 1e-6 * 1024.0 * MIB / bytes; }
+
+/* GB/s, or with `cpu` CPU milliseconds per GiB. */
+static double slots_both(size_t bytes, bool cpu) {
     const uint64_t count = count_for(bytes);
     spdl_cuda_stream stream;
     spdl_cuda *cuda;
     uint64_t start, took, i;
+    double cpu_ns;
     begin();
     cuda = open_slots(bytes, SLOTS);
     stream = kit_stream(false);
@@ -319,15 +330,20 @@ static double slots_rate(const void *arg) {
     for (i = 0; i < SLOTS; ++i) slot_send(cuda, bytes, stream, false, true);
     CUDA(cudaDeviceSynchronize());
     start = bench_ns();
+    cpu_ns = bench_cpu_ns();
     for (i = 0; i < count; ++i) slot_send(cuda, bytes, stream, false, false);
     CUDA(cudaDeviceSynchronize());
     took = bench_ns() - start;
+    cpu_ns = bench_cpu_ns() - cpu_ns;
     for (i = 0; i < SLOTS; ++i) slot_send(cuda, bytes, stream, false, true);
     end();
     spdl_cuda_close(cuda);
     kit_stream_free(stream);
-    return gb_per_s(bytes, count, took);
+    return cpu ? per_gib(cpu_ns, (double)bytes * (double)count) : gb_per_s(bytes, count, took);
 }
+
+static double slots_rate(const void *arg) { return slots_both(*(const size_t *)arg, false); }
+static double slots_cpu(const void *arg) { return slots_both(*(const size_t *)arg, true); }
 
 static double arena_rate(const void *arg) {
     const size_t bytes = *(const size_t *)arg;
@@ -395,6 +411,69 @@ static double bare_rate(const void *arg) {
     kit_check(b.stream, b.device[0], bytes, 5);
     end();
     bare_close(&b);
+    return gb_per_s(bytes, count, took);
+}
+
+/* ---- the same ring by hand ---- */
+
+typedef struct ring_by_hand {
+    bare b;
+    cudaStream_t reader;
+    cudaEvent_t copied[SLOTS], read[SLOTS];
+} ring_by_hand;
+
+static void by_hand_open(ring_by_hand *r, size_t bytes) {
+    const unsigned plain = cudaEventDisableTiming;
+    int i;
+    bare_open(&r->b, bytes);
+    r->reader = (cudaStream_t)kit_stream(false);
+    for (i = 0; i < SLOTS; ++i) {
+        CUDA(cudaEventCreateWithFlags(&r->copied[i], plain | cudaEventBlockingSync));
+        CUDA(cudaEventCreateWithFlags(&r->read[i], plain));
+    }
+}
+
+static void by_hand_close(ring_by_hand *r) {
+    int i;
+    for (i = 0; i < SLOTS; ++i) {
+        CUDA(cudaEventDestroy(r->copied[i]));
+        CUDA(cudaEventDestroy(r->read[i]));
+    }
+    kit_stream_free(r->reader);
+    bare_close(&r->b);
+}
+
+/* `look`: the reader compares the batch. */
+static void by_hand_step(ring_by_hand *r, uint64_t n, size_t bytes, bool look) {
+    const uint64_t i = n % SLOTS;
+    const cudaStream_t copies = r->b.stream;
+    if (n >= SLOTS) {
+        CUDA(cudaEventSynchronize(r->copied[i]));          /* E1 */
+        CUDA(cudaStreamWaitEvent(copies, r->read[i], 0));  /* E3 */
+    }
+    CUDA(cudaMemcpyAsync(r->b.device[i], r->b.host[i], bytes, cudaMemcpyHostToDevice, copies));
+    CUDA(cudaEventRecord(r->copied[i], copies));
+    CUDA(cudaStreamWaitEvent(r->reader, r->copied[i], 0)); /* E2 */
+    if (look) kit_check(r->reader, r->b.device[i], bytes, 5);
+    CUDA(cudaEventRecord(r->read[i], r->reader));
+}
+
+static double by_hand_rate(const void *arg) {
+    const size_t bytes = *(const size_t *)arg;
+    const uint64_t count = count_for(bytes);
+    uint64_t start, took, n = 0, i;
+    ring_by_hand r;
+    begin();
+    by_hand_open(&r, bytes);
+    for (i = 0; i < SLOTS; ++i) by_hand_step(&r, n++, bytes, true);
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    for (i = 0; i < count; ++i) by_hand_step(&r, n++, bytes, false);
+    CUDA(cudaDeviceSynchronize());
+    took = bench_ns() - start;
+    for (i = 0; i < SLOTS; ++i) by_hand_step(&r, n++, bytes, true);
+    end();
+    by_hand_close(&r);
     return gb_per_s(bytes, count, took);
 }
 
@@ -466,16 +545,29 @@ static double pageable_rate(const void *arg) {
     return gb_per_s(bytes, count, took);
 }
 
+static void size_name(char name[40], const char *kind, size_t bytes) {
+    if (bytes >= MIB) snprintf(name, 40, "%s_%zuM", kind, bytes / MIB);
+    else snprintf(name, 40, "%s_%zuK", kind, bytes / KIB);
+}
+
+static void row_slots_cpu(size_t bytes) {
+    char name[40];
+    const bench_row row = { name, "ms/GiB", NULL, false, 0, false, 0 };
+    size_name(name, "slots_cpu", bytes);
+    if (bytes > MOST_BYTES / 4 || !bench_wanted(name)) return;
+    bench_compare_sides(&row, 7, slots_cpu, &bytes, NULL, NULL);
+}
+
 static void row_rate(const char *kind, size_t bytes, double goal, bench_side_fn ours,
                      bench_side_fn peer, const char *peer_name) {
     char name[40];
     bench_row row = { name, "GB/s", NULL, true, 0, false, 0 };
-    if (bytes >= MIB) snprintf(name, sizeof name, "%s_%zuM", kind, bytes / MIB);
-    else snprintf(name, sizeof name, "%s_%zuK", kind, bytes / KIB);
+    size_name(name, kind, bytes);
     row.peer_name = peer_name;
     row.goal_ratio = timed_goal(goal);
     if (bytes > MOST_BYTES / 4 || !bench_wanted(name)) return;
-    bench_compare_sides(&row, bytes > 64 * MIB ? 3 : 7, ours, &bytes, peer, &bytes);
+    bench_compare_sides(&row, bytes > 64 * MIB ? 3 : bytes > 16 * MIB ? 7 : 11, ours, &bytes, peer,
+                        &bytes);
 }
 
 /* ---- overlap ---- */
@@ -524,34 +616,36 @@ static void row_overlap(double ratio, double goal) {
 
 /* ---- kernel launches beside the loader ---- */
 
-enum { LAUNCH_GROUP = 100, LAUNCH_BYTES = MIB };
+enum { LAUNCH_GROUP = 1000, LAUNCH_BYTES = MIB };
 
-static double launch_p99(rig *r, spdl_cuda_stream stream) {
+static double launch_us(rig *r, spdl_cuda_stream stream, double quantile) {
     static double us[LAUNCHES];
     spdl_cuda_batch batch;
     int i;
     for (i = 0; i < LAUNCHES; ++i) {
         uint64_t start;
-        if (i % LAUNCH_GROUP == 0) CUDA(cudaStreamSynchronize((cudaStream_t)stream));
-        if (i % LAUNCH_GROUP == 0 && r != NULL) rig_next(r, &batch);
+        if (i % LAUNCH_GROUP == 0) {
+            CUDA(cudaStreamSynchronize((cudaStream_t)stream));
+            if (r != NULL) rig_next(r, &batch);
+            kit_spin(stream, 0);
+        }
         start = bench_ns();
         kit_spin(stream, 0);
         us[i] = (double)(bench_ns() - start) * 1e-3;
     }
     CUDA(cudaDeviceSynchronize());
-    return bench_quantile(us, LAUNCHES, 0.99);
+    return bench_quantile(us, LAUNCHES, quantile);
 }
 
 static double launch_beside_loader(const void *arg) {
     double us;
     rig r;
-    (void)arg;
     begin();
     __atomic_store_n(&child->made, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&child->taken, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&child->bytes, LAUNCH_BYTES, __ATOMIC_RELEASE);
     rig_open(&r, LAUNCH_BYTES, true);
-    us = launch_p99(&r, r.stream);
+    us = launch_us(&r, r.stream, *(const double *)arg);
     rig_close(&r);
     __atomic_store_n(&child->bytes, 0, __ATOMIC_RELEASE);
     bench_sleep_ms(5); /* the loader may be writing still */
@@ -561,19 +655,18 @@ static double launch_beside_loader(const void *arg) {
 static double launch_alone(const void *arg) {
     spdl_cuda_stream stream;
     double us;
-    (void)arg;
     begin();
     stream = kit_stream(false);
-    us = launch_p99(NULL, stream);
+    us = launch_us(NULL, stream, *(const double *)arg);
     kit_stream_free(stream);
     return us;
 }
 
-static void row_launch(void) {
-    bench_row row = { "launch_p99_us", "us", "kernels alone", false, 0, false, 0 };
-    row.goal_ratio = timed_goal(1 / 1.10);
+static void row_launch(const char *name, double quantile, double goal) {
+    bench_row row = { name, "us", "kernels alone", false, 0, false, 0 };
+    row.goal_ratio = timed_goal(goal);
     if (!bench_wanted(row.name)) return;
-    bench_compare_sides(&row, 7, launch_beside_loader, NULL, launch_alone, NULL);
+    bench_compare_sides(&row, 7, launch_beside_loader, &quantile, launch_alone, &quantile);
 }
 
 /* ---- there and back: an answer to each batch ---- */
@@ -648,16 +741,17 @@ static double infer_step_by_step(const void *arg) {
 
 static void row_infer(void) {
     bench_row share = { "infer_share", "of 1", NULL, true, 0, false, 0 };
-    bench_row spdl = { "infer_vs_spdl", "batches/s", "a wait after each copy", true, 0, false, 0 };
+    bench_row waits = { "infer_vs_waits", "batches/s", "a wait after each copy",
+                        true, 0, false, 0 };
     const size_t bytes = INFER_BYTES;
     uint64_t ns;
     share.goal = timed_goal(0.95);
-    spdl.goal_ratio = timed_goal(2);
-    if (!bench_wanted(share.name) && !bench_wanted(spdl.name)) return;
+    waits.goal_ratio = timed_goal(2);
+    if (!bench_wanted(share.name) && !bench_wanted(waits.name)) return;
     ns = (uint64_t)((double)bytes / bare_rate(&bytes));
     if (bench_wanted(share.name)) bench_compare_sides(&share, 5, infer_share, &ns, NULL, NULL);
-    if (bench_wanted(spdl.name))
-        bench_compare_sides(&spdl, 5, infer_rate, &ns, infer_step_by_step, &ns);
+    if (bench_wanted(waits.name))
+        bench_compare_sides(&waits, 5, infer_rate, &ns, infer_step_by_step, &ns);
 }
 
 /* ---- batches in place ---- */
@@ -714,7 +808,7 @@ static double in_place(bool cpu) {
     spdl_pipeline_destroy(p);
     spdl_cuda_close(r.cuda);
     kit_stream_free(r.stream);
-    return cpu ? cpu_ns * 1e-6 * 1024.0 * MIB / ((double)count * PLACE_BYTES)
+    return cpu ? per_gib(cpu_ns, (double)count * PLACE_BYTES)
                : gb_per_s(PLACE_BYTES, count, took);
 }
 
@@ -722,12 +816,13 @@ static double in_place_rate(const void *arg) { return (void)arg, in_place(false)
 static double in_place_cpu(const void *arg) { return (void)arg, in_place(true); }
 
 static void row_in_place(void) {
-    bench_row rate = { "in_place_rate", "GB/s", "bare cudaMemcpyAsync", true, 0, false, 0 };
+    bench_row rate = { "in_place_rate", "GB/s", "a ring by hand", true, 0, false, 0 };
     bench_row cpu = { "in_place_cpu", "ms/GiB", NULL, false, 0, false, 0 };
     const size_t bytes = PLACE_BYTES;
-    rate.goal_ratio = timed_goal(0.98);
+    rate.goal_ratio = timed_goal(0.97);
+    cpu.goal = timed_goal(15);
     if (bench_wanted(rate.name))
-        bench_compare_sides(&rate, 5, in_place_rate, NULL, bare_rate, &bytes);
+        bench_compare_sides(&rate, 11, in_place_rate, NULL, by_hand_rate, &bytes);
     if (bench_wanted(cpu.name)) bench_compare_sides(&cpu, 5, in_place_cpu, NULL, NULL, NULL);
 }
 
@@ -811,23 +906,30 @@ static void row_close(void) {
 
 enum { ARRAYS = 64, ARRAY_BYTES = 4 * KIB, PACK_ROUNDS = SIMULATED ? 20 : 1000 };
 
+static unsigned char rows[ARRAYS][ARRAY_BYTES];
+
+static void gather(char *to) {
+    int k;
+    for (k = 0; k < ARRAYS; ++k) memcpy(to + k * ARRAY_BYTES, rows[k], ARRAY_BYTES);
+}
+
 /* What is small is gathered in one block. */
 static double packed_us(const void *arg) {
-    static unsigned char rows[ARRAYS][ARRAY_BYTES];
     spdl_cuda_stream stream;
     spdl_cuda *cuda;
     uint64_t start, took;
-    int i, k;
+    int i;
     (void)arg;
     begin();
     cuda = open_slots(ARRAYS * ARRAY_BYTES, SLOTS);
     stream = kit_stream(false);
     blocks_fill(cuda, ARRAYS * ARRAY_BYTES);
+    kit_fill(rows, sizeof rows, 5); /* or all of them are one page of zeros */
     start = bench_ns();
     for (i = 0; i < PACK_ROUNDS; ++i) {
         char *data = (char *)block_new(cuda, ARRAYS * ARRAY_BYTES);
         spdl_cuda_batch batch;
-        for (k = 0; k < ARRAYS; ++k) memcpy(data + k * ARRAY_BYTES, rows[k], ARRAY_BYTES);
+        gather(data);
         block_send(cuda, data, ARRAYS * ARRAY_BYTES, &batch);
         BENCH_CHECK(spdl_cuda_ready(&batch, stream) == SPDL_OK);
         BENCH_CHECK(spdl_cuda_done(&batch, stream) == SPDL_OK);
@@ -860,11 +962,32 @@ static double one_by_one_us(const void *arg) {
     return (double)took * 1e-3 / PACK_ROUNDS;
 }
 
+/* Into as many blocks as the batches have. */
+static double gather_rate(const void *arg) {
+    uint64_t start, took;
+    bare b;
+    int i;
+    (void)arg;
+    begin();
+    bare_open(&b, sizeof rows);
+    kit_fill(rows, sizeof rows, 5); /* or all of them are one page of zeros */
+    start = bench_ns();
+    for (i = 0; i < PACK_ROUNDS; ++i) {
+        gather((char *)b.host[i % SLOTS]);
+        __asm__ volatile("" : : : "memory");
+    }
+    took = bench_ns() - start;
+    bare_close(&b);
+    return gb_per_s(sizeof rows, PACK_ROUNDS, took);
+}
+
 static void row_packed(void) {
     bench_row row = { "packed_64x4K", "us", "64 cudaMemcpyAsync", false, 0, false, 0 };
-    row.goal_ratio = timed_goal(10);
-    if (!bench_wanted(row.name)) return;
-    bench_compare_sides(&row, 7, packed_us, NULL, one_by_one_us, NULL);
+    const bench_row bound = { "packed_gather", "GB/s", NULL, true, 0, false, 0 };
+    row.goal_ratio = timed_goal(5);
+    if (bench_wanted(row.name))
+        bench_compare_sides(&row, 7, packed_us, NULL, one_by_one_us, NULL);
+    if (bench_wanted(bound.name)) bench_compare_sides(&bound, 7, gather_rate, NULL, NULL, NULL);
 }
 
 /* ---- the rest ---- */
@@ -918,10 +1041,6 @@ static void row_held(void) {
     bench_compare_sides(&row, 7, held_step_us, NULL, bare_step_us, NULL);
 }
 
-static double per_gib(uint64_t ns, double bytes) {
-    return (double)ns * 1e-6 * 1024.0 * MIB / bytes;
-}
-
 /* Device memory is left out of it: there is one slot. */
 static double pin_ms(const void *arg) {
     enum { BYTES = 16 * MIB, BLOCKS = PIN_BYTES / BYTES };
@@ -938,7 +1057,7 @@ static double pin_ms(const void *arg) {
     took = bench_ns() - start;
     for (i = 0; i < BLOCKS; ++i) block_free(data[i]);
     spdl_cuda_close(cuda);
-    return per_gib(took, PIN_BYTES);
+    return per_gib((double)took, PIN_BYTES);
 }
 
 static double host_alloc_ms(const void *arg) {
@@ -951,12 +1070,12 @@ static double host_alloc_ms(const void *arg) {
     CUDA(cudaHostAlloc(&memory, PIN_BYTES, cudaHostAllocDefault));
     took = bench_ns() - start;
     CUDA(cudaFreeHost(memory));
-    return per_gib(took, PIN_BYTES);
+    return per_gib((double)took, PIN_BYTES);
 }
 
 static void row_pin(void) {
     bench_row row = { "pin", "ms/GiB", "cudaHostAlloc", false, 0, false, 0 };
-    row.goal_ratio = timed_goal(3);
+    row.goal_ratio = timed_goal(2);
     if (!bench_wanted(row.name)) return;
     bench_compare_sides(&row, 7, pin_ms, NULL, host_alloc_ms, NULL);
 }
@@ -974,7 +1093,7 @@ static double pin_arena_ms(const void *arg) {
     BENCH_CHECK(spdl_cuda_adopt(cuda, loader_arena(), bytes) == SPDL_OK);
     took = bench_ns() - start;
     spdl_cuda_close(cuda);
-    return per_gib(took, (double)bytes);
+    return per_gib((double)took, (double)bytes);
 }
 
 static void row_pin_arena(void) {
@@ -985,41 +1104,68 @@ static void row_pin_arena(void) {
 
 /* ---- what the host spends ---- */
 
-enum { HOST_BATCHES = SIMULATED ? 200 : 20000, WAKES = SIMULATED ? 20 : 200 };
+enum { WAKES = SIMULATED ? 20 : 200, PACED = SIMULATED ? 100 : 2000, PACED_BYTES = 4 * KIB };
 
-static double host_us(const void *arg) {
-    spdl_cuda_batch batch;
-    uint64_t start, took;
-    rig r;
-    int i;
-    (void)arg;
-    begin();
-    rig_open(&r, 4 * KIB, false);
-    for (i = 0; i < 2 * ARENA_SLOTS; ++i) rig_next(&r, &batch);
+static double paced_median(void (*step)(void *, uint64_t), void *arg) {
+    static double us[PACED];
+    uint64_t i, start;
+    for (i = 0; i < PACED; ++i) {
+        usleep(50);
+        start = bench_ns();
+        step(arg, i);
+        us[i] = (double)(bench_ns() - start) * 1e-3;
+    }
     CUDA(cudaDeviceSynchronize());
-    start = bench_ns();
-    for (i = 0; i < HOST_BATCHES; ++i) rig_next(&r, &batch);
-    took = bench_ns() - start;
-    rig_close(&r);
-    return (double)took * 1e-3 / HOST_BATCHES;
+    return bench_quantile(us, PACED, 0.5);
 }
 
-static double bare_host_us(const void *arg) {
-    uint64_t start, took;
-    bare b;
-    int i;
+static void paced_next(void *arg, uint64_t i) {
+    spdl_cuda_batch batch;
+    (void)i;
+    rig_next((rig *)arg, &batch);
+}
+
+static void paced_copy(void *arg, uint64_t i) {
+    const bare *b = (const bare *)arg;
+    CUDA(cudaMemcpyAsync(b->device[i % SLOTS], b->host[i % SLOTS], PACED_BYTES,
+                         cudaMemcpyHostToDevice, b->stream));
+}
+
+static void paced_step(void *arg, uint64_t i) {
+    by_hand_step((ring_by_hand *)arg, i, PACED_BYTES, false);
+}
+
+static double paced_us(const void *arg) {
+    double us;
+    rig r;
     (void)arg;
     begin();
-    bare_open(&b, 4 * KIB);
-    CUDA(cudaDeviceSynchronize());
-    start = bench_ns();
-    for (i = 0; i < HOST_BATCHES; ++i)
-        CUDA(cudaMemcpyAsync(b.device[i % SLOTS], b.host[i % SLOTS], 4 * KIB,
-                             cudaMemcpyHostToDevice, b.stream));
-    took = bench_ns() - start;
-    CUDA(cudaDeviceSynchronize());
+    rig_open(&r, PACED_BYTES, false);
+    us = paced_median(paced_next, &r);
+    rig_close(&r);
+    return us;
+}
+
+static double paced_bare_us(const void *arg) {
+    double us;
+    bare b;
+    (void)arg;
+    begin();
+    bare_open(&b, PACED_BYTES);
+    us = paced_median(paced_copy, &b);
     bare_close(&b);
-    return (double)took * 1e-3 / HOST_BATCHES;
+    return us;
+}
+
+static double paced_ring_us(const void *arg) {
+    ring_by_hand r;
+    double us;
+    (void)arg;
+    begin();
+    by_hand_open(&r, PACED_BYTES);
+    us = paced_median(paced_step, &r);
+    by_hand_close(&r);
+    return us;
 }
 
 /* Median microseconds beyond the kernel's own. */
@@ -1071,11 +1217,14 @@ static double bare_wake_us(const void *arg) {
 }
 
 static void row_host(void) {
-    const bench_row host = { "host_us", "us", "bare cudaMemcpyAsync", false, 0, false, 0 };
+    const bench_row paced = { "paced_us", "us", "bare cudaMemcpyAsync", false, 0, false, 0 };
+    const bench_row ring = { "paced_us_ring", "us", "a ring by hand", false, 0, false, 0 };
     static const uint64_t kernels[] = { 20000, 300000 };
     size_t i;
-    if (bench_wanted(host.name))
-        bench_compare_sides(&host, 5, host_us, NULL, bare_host_us, NULL);
+    if (bench_wanted(paced.name))
+        bench_compare_sides(&paced, 7, paced_us, NULL, paced_bare_us, NULL);
+    if (bench_wanted(ring.name))
+        bench_compare_sides(&ring, 7, paced_us, NULL, paced_ring_us, NULL);
     for (i = 0; i < 2; ++i) {
         char name[40];
         bench_row wake = { name, "us", "cudaEventSynchronize", false, 0, false, 0 };
@@ -1184,7 +1333,7 @@ static double trainer_cpu_ms(const void *arg) {
     for (i = 0; i < count; ++i) rig_next(&r, &batch);
     cpu = bench_cpu_ns() - cpu;
     rig_close(&r);
-    return per_gib((uint64_t)cpu, (double)bytes * (double)count);
+    return per_gib(cpu, (double)bytes * (double)count);
 }
 
 static void row_trainer_cpu(void) {
@@ -1207,7 +1356,7 @@ static void print_device(void) {
 int main(int argc, char **argv) {
     static const size_t sizes[] = { 64 * KIB, 256 * KIB, MIB,       4 * MIB,
                                     16 * MIB, 64 * MIB,  256 * MIB };
-    const char *const bare_name = "bare cudaMemcpyAsync";
+    const char *const bare_name = "bare cudaMemcpyAsync", *const ring_name = "a ring by hand";
     size_t i;
 #ifdef BENCH_SIMULATED
     setenv("SPDL_LIBCUDA", "libcudart_sim.so", 0); /* the one that is loaded */
@@ -1216,10 +1365,12 @@ int main(int argc, char **argv) {
     bench_start("cuda", argc, argv);
     if (!bench_opt.list) print_device();
     for (i = 0; i < sizeof sizes / sizeof sizes[0]; ++i)
-        row_rate("slots", sizes[i], sizes[i] >= MIB ? 0.99 : sizes[i] >= 256 * KIB ? 0.95 : 0.90,
-                 slots_rate, bare_rate, bare_name);
+        row_rate("slots", sizes[i], sizes[i] >= MIB ? 0.97 : 0.90, slots_rate, by_hand_rate,
+                 ring_name);
     for (i = 2; i < sizeof sizes / sizeof sizes[0]; ++i)
-        row_rate("arena", sizes[i], 0.98, arena_rate, bare_rate, bare_name);
+        row_rate("arena", sizes[i], 0.97, arena_rate, by_hand_rate, ring_name);
+    for (i = 0; i < 5; ++i) row_rate("by_hand", sizes[i], 0, by_hand_rate, bare_rate, bare_name);
+    for (i = SIMULATED ? 2 : 3; i < 6; ++i) row_slots_cpu(sizes[i]);
     for (i = 1; i < sizeof sizes / sizeof sizes[0]; ++i)
         row_rate("d2h", sizes[i], sizes[i] >= MIB ? 0.98 : 0, d2h_rate, d2h_bare, bare_name);
     row_rate("pageable", 4 * MIB, 0, slots_rate, pageable_rate, "cudaMemcpy, not pinned");
@@ -1228,7 +1379,9 @@ int main(int argc, char **argv) {
     row_overlap(1, 0.97);
     row_overlap(2, 0);
     row_overlap(4, 0.99);
-    row_launch();
+    row_launch("launch_p50_us", 0.5, 0);
+    row_launch("launch_p99_us", 0.99, 1 / 1.10);
+    row_launch("launch_p99.9_us", 0.999, 0);
     row_infer();
     row_in_place();
     row_close();

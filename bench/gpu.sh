@@ -1,8 +1,9 @@
 #!/bin/sh
 # spdl_cuda.h on a machine with a GPU, in parts that are each limited in time:
-#     bench/gpu.sh build          what the parts run, in build/gpu; needs no GPU
+#     bench/gpu.sh build          what the parts run; needs no GPU, but CUDA_ARCH=sm_90 or so. Carry
+#                                 build/gpu, build/bench/bench_pipeline and build/bench/peers along
 #     bench/gpu.sh first          test limits bench scale sanitize: 8 minutes
-#     bench/gpu.sh second         peers: 5 minutes
+#     bench/gpu.sh second         step peers: 5 minutes
 #     bench/gpu.sh PART ...       only these
 # The table goes to bench/results/gpu-CARD.txt or, if OUT is set, into that folder, with the
 # machine, the driver and the date. It is written again after each part: a run that is cut leaves
@@ -15,7 +16,7 @@ cd "$(dirname "$0")/.." || exit 1
 home=${CUDA_HOME:-/usr/local/cuda}
 parts=${*:-first second}
 case " $parts " in *" first "*) parts="$parts test limits bench scale sanitize" ;; esac
-case " $parts " in *" second "*) parts="$parts peers" ;; esac
+case " $parts " in *" second "*) parts="$parts step peers" ;; esac
 
 arch=${CUDA_ARCH:-all-major}
 gpu=no
@@ -64,11 +65,38 @@ build_tests() {
             -Wl,-rpath,"$home/lib64" -lstdc++ -ldl -lrt -lpthread -lm
 }
 
+# The training step, and what its loaders call with the library that a bare machine may lack. On
+# the stand-in if $1 is _sim.
+build_step() {
+    folder=build/gpu
+    mkdir -p "$folder"
+    old=$(find spdl.h spdl_cuda.h bench/gpu_step.c bench/bench.h bench/peer_work.* bench/pipe.h \
+        bench/peers/pipe_jpeg.c tests/cuda* -newer "$folder/gpu_step$1" 2>&1)
+    [ -z "$old" ] && return
+    rm -f "$folder"/libjpeg*
+    gcc -O2 -shared -fPIC -DPEER_NO_CURL -o "$folder/step_work.so" bench/peer_work.c \
+        bench/peers/pipe_jpeg.c -ljpeg -lz -lm -lpthread -Wl,-soname,step_work.so \
+        -Wl,-rpath,"\$ORIGIN" || return 1
+    ldd "$folder/step_work.so" | awk '/libjpeg/ { print $3 }' | xargs -I@ cp -L @ "$folder"
+    set -- "$1" -std=gnu17 -O2 -o "$folder/gpu_step$1" bench/gpu_step.c "$folder/step_work.so" \
+        -Wl,-rpath,"\$ORIGIN"
+    if [ "$1" = _sim ]; then
+        shift
+        gcc "$@" -DBENCH_SIMULATED -Itests/cudart_min tests/cuda_kit_sim.c -Lbuild/bench \
+            -lcudart_sim -Wl,-rpath,"\$ORIGIN/../bench" -ldl -lpthread -lm
+    else
+        shift
+        "$home/bin/nvcc" -O2 -arch="$arch" -Itests -c -o "$folder/kit.o" tests/cuda_kit.cu &&
+            gcc "$@" -isystem "$home/include" "$folder/kit.o" -L"$home/lib64" -lcudart_static \
+                -lstdc++ -ldl -lrt -lpthread -lm
+    fi
+}
+
 # All that needs a compiler. The device's bench does not stay where make looks for the stand-in's.
 run_build() {
     if [ -x "$home/bin/nvcc" ]; then
         build_tests && make -s -B build/bench/bench_cuda GPU=yes CUDA_ARCH="$arch" &&
-            mv build/bench/bench_cuda build/gpu/bench_cuda || return 1
+            mv build/bench/bench_cuda build/gpu/bench_cuda && build_step || return 1
     else
         echo "no nvcc here (looked in $home/bin): nothing for a device was built"
     fi
@@ -112,6 +140,20 @@ run_bench() {
 run_scale() {
     make -s build/bench/bench_pipeline build/bench/peers/pipe_jpeg.so || return 1
     SCALE_CPUS=${SCALE_CPUS:-1 2 4 8 $(($(nproc) - 1))} bench/gpu_scale.sh
+}
+
+# Batches of JPEGs, decoded in place by more and more workers, and steps of 1, 5 and 20 ms: ours,
+# then torch's DataLoader with the same decoder. 15 points of 5 s each, and 12 of 6 s.
+run_step() {
+    which=
+    if [ "$gpu" = no ]; then
+        which=_sim
+        make -s build/bench/bench_cuda || return 1 # the stand-in
+    fi
+    build_step $which || return 1
+    STEP_CUBLAS=$home/lib64/libcublas.so build/gpu/gpu_step$which build/gpu/step_data || return 1
+    STEP_WORKERS=${STEP_WORKERS:-1 4 8 15} python3 bench/gpu_step.py build/gpu/step_work.so \
+        build/gpu/step_data
 }
 
 # One table: ours out of JSON, torch's beside it.
@@ -172,20 +214,23 @@ table() {
     rows '1, 2  tests; two contexts, two of one arena' build/gpu-test.txt '^FAIL|passed,'
     rows '      compute-sanitizer' build/gpu-sanitize.txt '^compute-|SUMMARY|passed,|no-fork|FAIL'
     rows '      columns' $bench '^cuda  '
-    rows '3     copies there and back' $bench '^(slots|arena|d2h|pageable|packed|in_place_rate)'
+    rows '3     copies there and back' $bench \
+        '^(slots_[0-9]|arena|by_hand|d2h|pageable|packed|in_place_rate)'
     rows '4     overlap' $bench '^(overlap|infer|held)'
     rows '5     what the host spends' $bench \
-        '^(host|wake|calls|trainer|in_place_cpu|close|contexts)'
+        '^(paced|wake|calls|trainer|in_place_cpu|slots_cpu|close|contexts)'
     rows '6     pinning' $bench '^pin'
     rows '7     kernel launches beside a loader process' $bench '^launch'
     rows '8     ulimit -l 64; pins of 2.5 GiB' build/gpu-limits.txt '^FAIL|^skip|passed,'
-    rows '9     torch' build/gpu-peers.txt '^(case|slots|no torch)'
-    rows '10    more processors' build/gpu-scale.txt '[0-9]: |^stopped'
+    rows '9     a training step; workers that decode JPEGs' build/gpu-step.txt \
+        '^(spdl|torch|a step|no )|SIMUL|bench:|Error'
+    rows '10    torch' build/gpu-peers.txt '^(case|slots|no torch)'
+    rows '11    more processors' build/gpu-scale.txt '[0-9]: |^stopped'
     echo
     echo "ended with $bad"
 }
 
-# first: 450 s of 480. second: 100 s of 300.
+# first: 460 s of 480. second: 270 s of 300.
 all() {
     bad=0
     said=
@@ -193,10 +238,11 @@ all() {
     part build 120
     part test 65
     part limits 25
-    part bench 160
+    part bench 170
     part scale 140
     part sanitize 60
-    part peers 100
+    part step 195
+    part peers 75
 }
 
 if [ -n "$SPDL_GPU_PART" ]; then

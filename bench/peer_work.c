@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if __has_include(<curl/curl.h>)
+#if __has_include(<curl/curl.h>) && !defined(PEER_NO_CURL)
 #include <curl/curl.h>
 #define PEER_CURL 1
 #else
@@ -222,6 +222,14 @@ static int make_jpegs(const char *folder) {
         free(made.bytes);
     }
     return good;
+}
+
+int peer_jpegs(const char *folder) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/jpeg", folder);
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST) return -1;
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) return -1;
+    return make_jpegs(folder) ? 0 : -1;
 }
 
 static int make_tokens(const char *folder) {

@@ -34,6 +34,7 @@ int peer_lacks(int kind);
 
 /* Makes the files of all kinds but .npz, where they are missing. 0: made. */
 int peer_files(const char *folder);
+int peer_jpegs(const char *folder); /* only those of PEER_JPEG */
 
 size_t peer_item_bytes(void);
 

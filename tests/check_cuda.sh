@@ -44,6 +44,12 @@ for_device() {
         $2 "$scratch/kit.o" -L"$library" -lcudart -lstdc++ -lpthread -lm
 }
 
+# Its loaders are built by bench/gpu.sh.
+step() {
+    # shellcheck disable=SC2086
+    gcc -std=gnu17 $WARN_C -Werror -isystem "$home/include" -fsyntax-only bench/gpu_step.c
+}
+
 # Each language once, each by another family of compilers; check-warnings has the standards.
 # shellcheck disable=SC2086
 compiles() {
@@ -75,6 +81,7 @@ compiles() {
     check "tests for a device" for_device tests \
         "tests/main_cuda.c tests/test_cuda.c tests/test_cuda_back.c"
     check "bench for a device" for_device bench bench/bench_cuda.c
+    check "training step for a device" step
 }
 
 # ---- it runs with the driver that is there, or none ---------------------------------------------

@@ -63,6 +63,7 @@ typedef struct sim_op {
     uint32_t done;       /* atomic, release, futex */
     sim_kind kind;
     uint64_t asked, takes, ends; /* device clock, ns */
+    uint64_t ticket;             /* of all operations, in the order in which they were made */
     struct sim_op *awaited;
     sim_block *blocks[2];
     void *to;
@@ -101,6 +102,7 @@ struct CUstream_st {
     sim_op *waited_legacy; /* atomic: the last operation of the legacy stream it waits for */
     sim_op *legacy_waited; /* atomic: the last one of this stream the legacy stream waits for */
     uint64_t now, random;  /* the stream's thread alone */
+    int green;                                /* atomic */
     int capture, capture_mode, capture_owner; /* atomic */
     struct CUgraph_st *graph;                 /* of the thread that captures */
     sim_op stub;
@@ -112,6 +114,9 @@ static struct sim_state {
     int touching; /* streams that are inside of memory just now */
     int ending, hold;
     uint32_t hold_bell;
+    int gather;
+    uint64_t tickets, submitted; /* operations up to that ticket may begin */
+    uint32_t submit_bell;
     int permits;
     uint64_t fail_in;
     int fail_with, failed_call, fail_for_ever;
@@ -122,6 +127,7 @@ static struct sim_state {
     uint64_t call_ns;
     int late;
     size_t pin_limit, device_limit;
+    int pin_error;
     uint64_t engine[SIM_DEVICES][SIM_ENGINES]; /* free again at, device clock */
     cudaStream_t legacy[SIM_DEVICES];
     cudaStream_t stream[SIM_STREAMS];
@@ -383,7 +389,23 @@ static int sim_enter_wait(sim_call call) {
 /* Acquires what its stream had done by then: pairs with the release in sim_run. */
 static bool sim_done(sim_op *op) { return __atomic_load_n(&op->done, __ATOMIC_ACQUIRE) != 0; }
 
+static void sim_submit(const sim_op *op) {
+    if (!LOAD(&sim.gather)) return;
+    sim_max(&sim.submitted, op->ticket);
+    ADD(&sim.submit_bell, 1u);
+    sim_wake(&sim.submit_bell);
+}
+
+static void sim_await_submit(const sim_op *op) {
+    for (;;) {
+        const uint32_t bell = LOAD(&sim.submit_bell);
+        if (!LOAD(&sim.gather) || LOAD(&sim.ending) || LOAD(&sim.submitted) >= op->ticket) return;
+        sim_wait(&sim.submit_bell, bell);
+    }
+}
+
 static void sim_await(sim_op *op) {
+    sim_submit(op);
     while (!sim_done(op) && !LOAD(&sim.ending))
         sim_wait(&op->done, 0);
 }
@@ -475,6 +497,7 @@ static void *sim_thread(void *arg) {
             continue;
         }
         op = next;
+        sim_await_submit(op);
         sim_run(s, op);
     }
     return NULL;
@@ -485,6 +508,7 @@ static void *sim_thread(void *arg) {
 static sim_op *sim_op_new(sim_kind kind) {
     sim_op *op = (sim_op *)sim_new(sizeof *op);
     op->kind = kind;
+    op->ticket = ADD(&sim.tickets, 1u) + 1;
     op->asked = sim_clock();
     return op;
 }
@@ -686,9 +710,11 @@ static char *sim_engine_address(void *host, size_t bytes) {
 
 static size_t sim_round(size_t bytes) { return (bytes + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE; }
 
-static bool sim_pins_too_much(size_t bytes) {
+/* 0, or the error. */
+static int sim_pins_too_much(size_t bytes) {
     const size_t limit = LOAD(&sim.pin_limit);
-    return limit > 0 && LOAD(&sim.stats.pinned_bytes) + bytes > limit;
+    if (limit == 0 || LOAD(&sim.stats.pinned_bytes) + bytes <= limit) return 0;
+    return LOAD(&sim.pin_error) != 0 ? LOAD(&sim.pin_error) : cudaErrorMemoryAllocation;
 }
 
 static int sim_pinned(void *memory, size_t bytes, bool registered) {
@@ -757,11 +783,14 @@ void sim_set_devices(int count) { STORE(&sim.devices, count + 2); }
 void sim_set_driver(int version) { STORE(&sim.driver, version); }
 void sim_set_device_memory(size_t bytes) { STORE(&sim.device_limit, bytes); }
 void sim_set_pin_limit(size_t bytes) { STORE(&sim.pin_limit, bytes); }
+void sim_set_pin_error(cudaError_t error) { STORE(&sim.pin_error, (int)error); }
 void sim_set_numa_node(int node) { STORE(&sim.numa, node); }
 void sim_set_managed(bool managed) { STORE(&sim.managed, managed ? 1 : 0); }
 void sim_set_ranges(bool known) { STORE(&sim.without_ranges, known ? 0 : 1); }
 void sim_poison(cudaError_t error) { sim_stop_device(&sim.sticky, (int)error); }
 void sim_unload(void) { sim_stop_device(&sim.unloaded, 1); }
+void sim_gather(bool gather) { STORE(&sim.gather, gather ? 1 : 0); }
+void sim_make_green(cudaStream_t stream) { STORE(&sim_resolve(stream)->green, 1); }
 void sim_pageable_late(bool late) { STORE(&sim.late, late ? 1 : 0); }
 
 void sim_fail_nth(uint64_t n, cudaError_t error) {
@@ -1113,6 +1142,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     ENTER_UNSAFE(StreamQuery);
     RESOLVE(s, stream);
     last = LOAD(&s->last);
+    if (last != NULL) sim_submit(last);
     if (last == NULL || sim_done(last)) return sim_error(LOAD(&sim.sticky));
     return sim_error(cudaErrorNotReady);
 }
@@ -1285,6 +1315,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (LOAD(&event->captured)) return sim_error(SIM_CAPTURED_EVENT);
     if (sim_dropped(SIM_EventQuery, NULL)) return cudaSuccess;
     op = LOAD(&event->last);
+    if (op != NULL) sim_submit(op);
     if (op != NULL && !sim_done(op)) return sim_error(cudaErrorNotReady);
     return sim_error(LOAD(&sim.sticky));
 }
@@ -1348,7 +1379,7 @@ cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
     ENTER_UNSAFE(HostAlloc);
     *memory = NULL;
     if (bytes == 0) return cudaSuccess;
-    if (sim_pins_too_much(bytes)) return sim_error(cudaErrorMemoryAllocation);
+    if (sim_pins_too_much(bytes)) return sim_error(sim_pins_too_much(bytes));
     *memory = sim_map(bytes, PROT_READ | PROT_WRITE);
     if (*memory == MAP_FAILED) return sim_error(cudaErrorMemoryAllocation);
     error = sim_pinned(*memory, bytes, false);
@@ -1392,7 +1423,7 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
     if (!(flags & read_only) && sim_is_read_only(memory)) return sim_error(cudaErrorInvalidValue);
     if (sim_find(memory, bytes, &overlaps) != NULL || overlaps)
         return sim_error(cudaErrorHostMemoryAlreadyRegistered);
-    if (sim_pins_too_much(bytes)) return sim_error(cudaErrorMemoryAllocation);
+    if (sim_pins_too_much(bytes)) return sim_error(sim_pins_too_much(bytes));
     return sim_error(sim_pinned(memory, bytes, true));
 }
 
@@ -1635,6 +1666,7 @@ cudaError_t cudaMemset_ptds(void *memory, int value, size_t bytes) {
    CUresult, CUdevice are int, CUdeviceptr is uint64_t, the rest pointers. ---- */
 
 static char sim_contexts[SIM_DEVICES]; /* their addresses are the handles */
+static char sim_green_context;
 
 static int sim_context_of(const void *context) {
     const ptrdiff_t at = (const char *)context - sim_contexts;
@@ -1808,7 +1840,7 @@ int cuStreamGetCtx(void *stream, void **context) {
     const cudaStream_t s = sim_resolve((cudaStream_t)stream);
     DRIVER_ENTER(StreamGetCtx, false);
     if (s == NULL) return cudaErrorInvalidResourceHandle;
-    *context = &sim_contexts[LOAD(&s->device)];
+    *context = LOAD(&s->green) ? &sim_green_context : &sim_contexts[LOAD(&s->device)];
     return 0;
 }
 

@@ -61,6 +61,7 @@ void sim_set_devices(int count);
 void sim_set_driver(int version); /* 12040 for 12.4; one older than the runtime does not work */
 void sim_set_device_memory(size_t bytes); /* of each device; 0 is no limit */
 void sim_set_pin_limit(size_t bytes);     /* HostRegister and HostAlloc fail beyond; 0 is none */
+void sim_set_pin_error(cudaError_t error); /* what a pin beyond the limit says; 0: out of memory */
 void sim_set_numa_node(int node);         /* what cudaDevAttrHostNumaId says, -1 at first */
 void sim_set_managed(bool managed);       /* what the driver says of all pinned memory */
 void sim_set_ranges(bool known);          /* whether it says where that begins and ends */
@@ -95,6 +96,11 @@ void sim_delay(uint64_t max_us, uint64_t seed);
 /* A copy takes call_ns and its bytes at this rate, on one engine per device and direction.
    0 bytes per second: no time at all. */
 void sim_model(double bytes_per_second, uint64_t call_ns);
+/* Streams begin nothing before a call asks for it or for something enqueued later, or waits for
+   that: drivers of WSL2 gather work, and submit it then. */
+void sim_gather(bool gather);
+/* The stream was made in a green context: cuStreamGetCtx returns a context of its own for it. */
+void sim_make_green(cudaStream_t stream);
 /* Pageable sources are read when the copy runs, as coherent machines do, and not at the call. */
 void sim_pageable_late(bool late);
 

@@ -250,7 +250,7 @@ static void a_failed_done_waits_for_the_right_device(void) {
         CHECK_EQ(spdl_cuda_ready(&batch, cudaStreamLegacy), SPDL_OK);
         reader.device = batch.data;
         launch_on(1, cudaStreamLegacy, &reader);
-        sim_fail_nth(n, cudaErrorUnknown);
+        sim_fail_nth(n, cudaErrorInvalidValue);
         spdl_cuda_batch_free(&batch);
         sim_fail_nth(0, cudaSuccess);
         if (flow_send(cuda, &next, 4096, 8, SPDL_FOREVER) == SPDL_OK) spdl_cuda_batch_free(&next);
@@ -287,7 +287,7 @@ static void a_threads_stream_is_waited_for(void) {
         reader.device = batch.data;
         launch_on(0, cudaStreamPerThread, &reader);
         if (own) {
-            sim_fail_nth(2, cudaErrorUnknown);
+            sim_fail_nth(2, cudaErrorInvalidValue);
             spdl_cuda_batch_free(&batch);
             CHECK(sim_failed());
         } else {
@@ -1325,7 +1325,7 @@ static void captures_survive_all_calls(void) {
     CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
     CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_FOREVER), SPDL_OK);
     CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
-    sim_fail_nth(2, cudaErrorUnknown); /* its end cannot be recorded, and is waited for */
+    sim_fail_nth(2, cudaErrorInvalidValue); /* its end cannot be recorded, and is waited for */
     spdl_cuda_batch_free(&batch);
     CHECK(sim_failed());
     CHECK_EQ(spdl_cuda_output_get(cuda, stream, &out, SPDL_FOREVER), SPDL_OK);
@@ -1375,7 +1375,7 @@ static void a_lost_device_stays_lost(void) {
 
 static void errors_that_stay_are_known(void) {
     static const int code[] = { 201, 214, 220, 226, 700, 702, 709, 710, 714, 715,
-                                716, 717, 718, 719, 721, 810, 911 };
+                                716, 717, 718, 719, 721, 810, 911, 999 };
     size_t i;
     for (i = 0; i < sizeof(code) / sizeof(code[0]); ++i) {
         spdl_cuda_desc desc = small();
@@ -2230,6 +2230,295 @@ static void all_edges_are_enough(void) {
     for (kind = 0; kind < 4; ++kind) CHECK_EQ(flow_child(run_late, &kind, 30, true), 0);
 }
 
+/* ---- drivers and devices of other kinds ---- */
+
+/* Codes with which a driver does not start, of MPS, and of a device that others have. Open has the
+   reason. If one is returned later, every call returns it, and close ends. */
+static void errors_of_a_start_are_told(void) {
+    static const int code[] = { 46, 802, 803, 804, 805, 806, 807, 808, 809 };
+    size_t i;
+    int k;
+    for (i = 0; i < sizeof code / sizeof code[0]; ++i) {
+        spdl_cuda_desc desc = small();
+        void *stream = NULL;
+        spdl_cuda *cuda = NULL;
+        spdl_cuda_iter *it = NULL;
+        spdl_cuda_iter_desc iter_desc;
+        spdl_cuda_batch batch;
+        spdl_error error;
+        flow_source s;
+        char number[16];
+        sim_poison((cudaError_t)code[i]);
+        desc.error = &error;
+        CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_NOT_FOUND);
+        CHECK(strstr(error.text, "cuInit: ") != NULL);
+        sim_reset();
+        stream = kit_stream(false);
+        cuda = flow_open(&desc);
+        flow_source_open(&s, 4, 9);
+        iter_desc = flow_iter_desc(&s);
+        CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, 4 * FLOW_SLOT), SPDL_OK);
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+        CHECK_EQ(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER), SPDL_OK);
+        sim_poison((cudaError_t)code[i]);
+        for (k = 0; k < 3; ++k) {
+            CHECK_EQ(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER), SPDL_E_CUDA);
+            CHECK_EQ(flow_batch(cuda, stream, 1000, 1), SPDL_E_CUDA);
+        }
+        spdl_cuda_error(cuda, &error);
+        snprintf(number, sizeof number, "(%d)", code[i]);
+        CHECK(strstr(error.text, number) != NULL);
+        spdl_cuda_iter_destroy(it);
+        spdl_cuda_close(cuda);
+        flow_source_close(&s);
+        sim_reset();
+    }
+}
+
+/* The driver begins nothing before somebody asks: no call of ours waits without a question. */
+static void gathered_work_is_asked_for(void) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda_iter_desc iter_desc;
+    void *stream = kit_stream(false);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_output *out = NULL;
+    spdl_cuda_batch batch;
+    spdl_cuda *cuda;
+    flow_source s;
+    uint64_t i, count;
+    sim_gather(true);
+    desc.output_bytes = 1000;
+    cuda = flow_open(&desc);
+    flow_source_open(&s, 3, 30);
+    iter_desc = flow_iter_desc(&s);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, 3 * FLOW_SLOT), SPDL_OK);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(sim_now().first_ns, 0); /* sent ahead, and not begun */
+    for (i = 1; i < 4; ++i) {
+        flow_read(&batch, stream, (uint64_t)(uintptr_t)batch.user);
+        CHECK_EQ(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER), SPDL_OK);
+    }
+    CHECK(sim_now().first_ns != 0); /* later calls ask */
+    CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
+    CHECK_EQ(count, 26);
+    spdl_cuda_iter_destroy(it);
+    for (i = 0; i < 20; ++i) CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+    batch = sent(cuda, 7);
+    CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_SECONDS(20)), SPDL_OK);
+    spdl_cuda_batch_free(&batch);
+    for (i = 0; i < 4; ++i) {
+        CHECK_EQ(spdl_cuda_output_get(cuda, stream, &out, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+        CHECK_EQ(spdl_cuda_output_wait(out, i % 2 ? SPDL_FOREVER : SPDL_SECONDS(20)), SPDL_OK);
+        spdl_cuda_output_free(out);
+    }
+    batch = sent(cuda, 8);
+    spdl_cuda_batch_free(&batch); /* close waits for its copy */
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* As of a Jetson before compute capability 7.2. */
+static void a_device_that_pins_nothing_is_used(void) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    flow_source s;
+    spdl_cuda *cuda;
+    uint64_t i;
+    sim_set_pin_limit(1);
+    sim_set_pin_error(cudaErrorNotSupported);
+    flow_lines = 0;
+    cuda = flow_open(&desc);
+    flow_source_open(&s, 4, 9);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, 4 * FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(flow_lines, 1);
+    CHECK(strstr(flow_line, "(801); going on, slower") != NULL);
+    for (i = 0; i < 10; ++i) CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(flow_lines, 1);
+    CHECK_EQ(flow_stats(cuda).pinned_bytes, 0);
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 10 * FLOW_SLOT);
+    CHECK(!flow_stats(cuda).lost);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* The driver has another context for such a stream: it is refused, and nothing is lost. */
+static void streams_of_green_contexts_are_refused(void) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda_iter_desc iter_desc;
+    void *green = kit_stream(false), *stream = kit_stream(false);
+    spdl_cuda_output *out = NULL;
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    spdl_cuda *cuda;
+    flow_source s;
+    uint64_t count;
+    sim_make_green((cudaStream_t)green);
+    desc.output_bytes = 1000;
+    cuda = flow_open(&desc);
+    flow_source_open(&s, 4, 5);
+    batch = sent(cuda, 7);
+    CHECK_EQ(spdl_cuda_ready(&batch, green), SPDL_E_INVALID);
+    spdl_cuda_error(cuda, &error);
+    CHECK(strstr(error.text, "a context that is not the device's primary") != NULL);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    kit_check(stream, batch.data, 4096, 7);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_get(cuda, green, &out, SPDL_FOREVER), SPDL_E_INVALID);
+    CHECK_EQ(flow_stats(cuda).output_free, 4);
+    iter_desc = flow_iter_desc(&s);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(it, green, &batch, SPDL_FOREVER), SPDL_E_INVALID);
+    CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
+    CHECK_EQ(count, 5); /* the one that was offered, too */
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_iter_destroy(it);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    kit_stream_free(green);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* ---- waits ---- */
+
+SPDL_FN(stop_item, spdl_index, void) {
+    *out = spdl_buffer(task);
+    if (*out == NULL) return SPDL_E_NOMEM;
+    memset(*out, (int)in->index, FLOW_SLOT / 4);
+    return SPDL_OK;
+}
+
+typedef struct stopped_next {
+    spdl_cuda_iter *it;
+    spdl_result result;
+    uint32_t over; /* atomic */
+} stopped_next;
+
+static void *nexts_for_ever(void *arg) {
+    stopped_next *n = (stopped_next *)arg;
+    spdl_cuda_batch batch;
+    do n->result = spdl_cuda_iter_next(n->it, NULL, &batch, SPDL_FOREVER);
+    while (n->result == SPDL_OK);
+    __atomic_store_n(&n->over, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* The wait of CUDA for an event has no other end: with a time limit next returns in time, with
+   SPDL_FOREVER when the copy is done. Both are said at spdl_cuda_iter_next. */
+static void a_stop_wakes_no_wait_for_a_copy(void) {
+    spdl_cuda_desc desc = small();
+    spdl_pipeline_desc pipeline = { .workers = 2 };
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next };
+    stopped_next n = { NULL, SPDL_OK, 0 };
+    spdl_cuda *cuda = flow_open(&desc);
+    spdl_pipeline *p = NULL;
+    spdl_cuda_batch batch;
+    pthread_t thread;
+    int i;
+    pipeline.allocator = spdl_cuda_allocator(cuda);
+    REQUIRE(spdl_pipeline_create(&p, &pipeline, SPDL_STAGES(
+        SPDL_COUNT(1000), SPDL_PIPE(stop_item), SPDL_BATCH(4, .item_bytes = FLOW_SLOT / 4),
+        SPDL_SINK(2))) == SPDL_OK);
+    iter_desc.source = p;
+    REQUIRE(spdl_cuda_iter_create(&n.it, cuda, &iter_desc) == SPDL_OK);
+    sim_hold();
+    for (i = 0; i < 2; ++i) /* SPDL_FOREVER would sleep here, too, if the pipeline is slow */
+        CHECK_EQ(spdl_cuda_iter_next(n.it, NULL, &batch, SPDL_SECONDS(20)), SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(n.it, NULL, &batch, SPDL_SECONDS(0.02)), SPDL_TIMEOUT);
+    CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(n.it, NULL, &batch, SPDL_SECONDS(0.02)), SPDL_TIMEOUT);
+    REQUIRE(pthread_create(&thread, NULL, nexts_for_ever, &n) == 0);
+    usleep(50000);
+    CHECK_EQ(__atomic_load_n(&n.over, __ATOMIC_ACQUIRE), 0);
+    sim_release();
+    pthread_join(thread, NULL);
+    CHECK_EQ(n.result, SPDL_CLOSED);
+    spdl_cuda_iter_destroy(n.it);
+    spdl_pipeline_destroy(p);
+    spdl_cuda_close(cuda);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* Each question takes locks of the driver, which kernel launches of other threads need. */
+static void a_wait_asks_and_does_nothing_else(void) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda_output *out = NULL;
+    sim_stats before, after;
+    uint64_t waits = 0;
+    spdl_cuda *cuda;
+    desc.output_bytes = 1000;
+    cuda = flow_open(&desc);
+    REQUIRE(spdl_cuda_output_get(cuda, NULL, &out, SPDL_FOREVER) == SPDL_OK);
+    sim_hold();
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+    before = after = sim_now();
+    for (; after.calls[SIM_EventQuery] < before.calls[SIM_EventQuery] + 20; ++waits) {
+        CHECK_EQ(spdl_cuda_output_wait(out, SPDL_SECONDS(0.02)), SPDL_TIMEOUT);
+        after = sim_now();
+    }
+    CHECK(after.thread_calls - before.thread_calls <= 5 * waits);
+    sim_release();
+    CHECK_EQ(spdl_cuda_output_wait(out, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_output_free(out);
+    spdl_cuda_close(cuda);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* ---- memory ---- */
+
+typedef struct shown {
+    const void *block, *arena, *host;
+} shown;
+
+/* Whether the memory can be read: a bit for each. */
+static int reads_in_a_child(void *arg) {
+    const shown *s = (const shown *)arg;
+    int tube[2];
+    if (pipe(tube) != 0) return 99;
+    return (syscall(SYS_write, tube[1], s->block, 1) == 1 ? 1 : 0) |
+           (syscall(SYS_write, tube[1], s->arena, 1) == 1 ? 2 : 0) |
+           (syscall(SYS_write, tube[1], s->host, 1) == 1 ? 4 : 0);
+}
+
+/* Pages that the device reads do not move when a process forks: the child has only arenas. */
+static void blocks_are_not_in_a_child(void) {
+    static shown s;
+    spdl_cuda_desc desc = small();
+    spdl_cuda_output *out = NULL;
+    spdl_cuda *cuda;
+    void *block;
+    flow_source source;
+    desc.output_bytes = 1000;
+    cuda = flow_open(&desc);
+    flow_source_open(&source, 1, 0);
+    CHECK_EQ(spdl_cuda_adopt(cuda, source.seen, FLOW_SLOT), SPDL_OK);
+    REQUIRE(spdl_cuda_output_get(cuda, NULL, &out, SPDL_FOREVER) == SPDL_OK);
+    REQUIRE((block = flow_block(cuda)) != NULL);
+    s = (shown){ block, source.seen, out->host };
+    CHECK_EQ(reads_in_a_child(&s), 7);
+    CHECK_EQ(flow_child(reads_in_a_child, &s, 20, true), 2);
+    flow_block_free(block);
+    spdl_cuda_output_free(out);
+    spdl_cuda_close(cuda);
+    flow_source_close(&source);
+    nothing_is_left();
+    sim_reset();
+}
+
 TEST_TABLE(cuda_fault) {
     TEST_CASE(without_a_device_open_says_why),
     TEST_CASE(a_device_that_is_not_there_is_told),
@@ -2291,5 +2580,12 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(without_e3_it_is_caught),
     TEST_CASE(without_e4_it_is_caught),
     TEST_CASE(all_edges_are_enough),
+    TEST_CASE(errors_of_a_start_are_told),
+    TEST_CASE(gathered_work_is_asked_for),
+    TEST_CASE(a_device_that_pins_nothing_is_used),
+    TEST_CASE(streams_of_green_contexts_are_refused),
+    TEST_CASE(a_stop_wakes_no_wait_for_a_copy),
+    TEST_CASE(a_wait_asks_and_does_nothing_else),
+    TEST_CASE(blocks_are_not_in_a_child),
     TEST_END
 };

@@ -449,6 +449,29 @@ static void the_model_keeps_time(void) {
     sim_reset();
 }
 
+/* Nothing begins by itself; a question begins what stands before what it is about. */
+static void work_may_be_gathered(void) {
+    void *a = pinned(BYTES), *d = device(BYTES);
+    cudaStream_t s = stream(), t = stream();
+    cudaEvent_t e = event(), f = event();
+    sim_stats stats;
+    sim_gather(true);
+    to_device(d, a, s);
+    OK(cudaEventRecord(e, s));
+    OK(cudaStreamWaitEvent(t, e, 0));
+    OK(cudaEventRecord(f, t));
+    usleep(30000);
+    sim_get_stats(&stats);
+    CHECK_EQ(stats.first_ns, 0);
+    while (cudaEventQuery(f) == cudaErrorNotReady) usleep(1000);
+    OK(cudaEventQuery(e));
+    sim_get_stats(&stats);
+    CHECK(stats.first_ns != 0);
+    OK(sim_launch(t, nothing, NULL, 0));
+    OK(cudaStreamSynchronize(t));
+    sim_reset();
+}
+
 static void drops_what_it_is_told_to(void) {
     void *a = pinned(BYTES), *d = device(BYTES);
     cudaStream_t s = stream(), t = stream();
@@ -616,6 +639,7 @@ TEST_TABLE(cuda_sim) {
     TEST_CASE(waiting_for_the_outside_spoils_a_capture),
     TEST_CASE(a_graph_runs_what_was_captured),
     TEST_CASE(the_model_keeps_time),
+    TEST_CASE(work_may_be_gathered),
     TEST_CASE(drops_what_it_is_told_to),
     TEST_CASE(the_engine_reads_through_an_alias),
     TEST_CASE(every_edge_is_enough),
