@@ -745,10 +745,21 @@ static void ask(void) {
     if (error->item != seen.failed) explore_fail("the error has changed");
 }
 
+/* What the consumer waited for. */
+static uint64_t exposed(const spdl_stats *stats) {
+    uint64_t sum = 0;
+    int i;
+    for (i = 0; i < stats->stage_count; i++)
+        sum += stats->stage[i].exposed_ns + stats->stage[i].exposed_idle_ns;
+    return sum;
+}
+
 static void check_counts(void) {
     static spdl_stats stats;
     const uint64_t n = (uint64_t)seen.taken;
     spdl_pipeline_stats(pipeline, &stats);
+    if (exposed(&stats) > pipeline->wait_ns) /* of the statistics, the part before the end */
+        explore_fail("%d ns for stages, of %d", (int)exposed(&stats), (int)pipeline->wait_ns);
     /* an edge lacks one until the row that has passed the end moves its head */
     if (stats.delivered != n || stats.stage[1].tasks != n || stats.edge[0].items > n ||
         stats.edge[0].items + 1 < n || stats.edge[1].items != n)
@@ -857,14 +868,16 @@ static void *producer(void *arg) {
 }
 
 static void *watcher(void *arg) {
-    static spdl_stats stats;
-    uint64_t before = 0;
+    spdl_stats stats;
+    uint64_t before = 0, waited = 0;
     int i;
     for (i = 0; i < 2; i++) {
         spdl_pipeline_stats(pipeline, &stats);
         if (stats.delivered < before || stats.delivered > (uint64_t)items)
             explore_fail("%d delivered", (int)stats.delivered);
+        if (exposed(&stats) < waited) explore_fail("waits that shrink");
         before = stats.delivered;
+        waited = exposed(&stats);
         change_places();
     }
     return arg;
@@ -1062,6 +1075,8 @@ static const plan plans[] = {
     { "calls that meet on a pool", row, .items = 3, .pipelines = 2, .does = MEETS,
       .at = ITEM(1) | ITEM(2), .others = { consumer_of_second } },
     { "statistics", row, .items = 3, .counts = true, .others = { watcher } },
+    { "statistics of many waits", row, .workers = 3, .concurrency = 3, .items = 6, .counts = true,
+      .others = { watcher, watcher } },
     { "statistics next works", row, .workers = 1, .works_ns = -1, .items = 3, .counts = true,
       .others = { watcher } },
     { "again", again, .items = 2, .concurrency = 1 },
