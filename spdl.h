@@ -6017,11 +6017,11 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    `sleepers`). It clears `waking`, passes a full barrier, checks everything again, and sleeps.
    A thread that makes something runnable publishes it, passes a full barrier and reads `sleepers`.
    One of the two sees the other. If `waking` is clear, the thread sets it and rings the bell of the
-   first worker that is `asleep`. Work for two stays on the same two, whose caches are warm.
-   At most one wake is in progress. A worker clears `waking` before it sleeps and after it wakes,
-   always before a full barrier and a look at everything. A thread that finds it set relies on that
-   look. A worker that finds work looks at everything again before its first call, and passes the
-   wake on.
+   first worker that is `asleep`, or of two. Work for two stays on the same two, whose caches are
+   warm. No other wake begins until one of them looks. A worker clears `waking` before it sleeps and
+   after it wakes, always before a full barrier and a look at everything. A thread that finds it set
+   relies on that look. A worker that finds work looks at everything again before its first call,
+   and passes the wake on.
    (tests/model/sit.pml checks this exhaustively.)
 
    Quiet clients. With several clients, a worker that finds nothing in one sets its bit in `quiet`,
@@ -6096,6 +6096,7 @@ typedef struct spdl__worker {
 typedef struct spdl__beacon {
     uint32_t sleepers; /* workers asleep; SPDL__WAITER for each waiting consumer or producer */
     uint32_t waking;   /* a woken worker has yet to look */
+    uint32_t search;   /* where a search for one that is asleep begins */
     uint64_t quiet;    /* bit i: client i is absent, or has had no work since its last change */
     char pad[SPDL_CACHE_LINE];
 } spdl__beacon;
@@ -6233,16 +6234,24 @@ SPDL__PRIVATE bool spdl__worker_wake(spdl__worker *worker) {
     return true;
 }
 
-/* If no worker is `asleep`, others have woken those counted in `sleepers`: they have yet to look,
-   and see the change. Returns true if it woke one. */
-SPDL__PRIVATE bool spdl__pool_wake_one(spdl_pool *pool) {
-    uint32_t none = 0;
-    int i;
+/* Wakes up to `most` workers. The search begins at `search`, a hint: workers below are awake. If
+   no worker is `asleep`, others have woken those counted in `sleepers`: they have yet to look, and
+   see the change. Returns true if it woke one. */
+SPDL__PRIVATE bool spdl__pool_wake(spdl_pool *pool, int most) {
+    const uint32_t first = spdl__load_relaxed32(&pool->beacon.search);
+    uint32_t none = 0, i, count;
+    bool woke = false;
     if (!spdl__cas32(&pool->beacon.waking, &none, 1)) return false;
-    for (i = 0; i < spdl__pool_count(pool); ++i)
-        if (spdl__worker_wake(spdl__pool_worker(pool, i))) return true;
-    (void)spdl__exchange32(&pool->beacon.waking, 0);
-    return false;
+    count = (uint32_t)spdl__pool_count(pool);
+    for (i = 0; i < count && most > 0; ++i) {
+        const uint32_t at = (first + i) % count;
+        if (!spdl__worker_wake(spdl__pool_worker(pool, (int)at))) continue;
+        spdl__store_relaxed32(&pool->beacon.search, at + 1);
+        woke = true;
+        --most;
+    }
+    if (!woke) (void)spdl__exchange32(&pool->beacon.waking, 0);
+    return woke;
 }
 
 SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
@@ -6271,7 +6280,7 @@ SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *clie
 SPDL__PRIVATE bool spdl__pool_hint(spdl_pool *pool) {
     spdl__full_barrier();
     if (!spdl__pool_has_sleepers(pool)) return false;
-    if (spdl__pool_runnable(pool, -1, NULL)) (void)spdl__pool_wake_one(pool);
+    if (spdl__pool_runnable(pool, -1, NULL)) (void)spdl__pool_wake(pool, 1);
     return true;
 }
 
@@ -6317,6 +6326,8 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     const uint64_t until = pool->desc.guests > 0 ? spdl__deadline(watch_ns) : SPDL__NEVER;
     spdl_result slept = SPDL_EMPTY;
     SPDL_TEST_POINT("pool found nothing");
+    if ((uint32_t)worker->index < spdl__load_relaxed32(&beacon->search))
+        spdl__store_relaxed32(&beacon->search, (uint32_t)worker->index);
     spdl__store32(&worker->asleep, 1);
     spdl__add32(&beacon->sleepers, 1);
     SPDL_TEST_POINT("pool announced");
@@ -6505,11 +6516,15 @@ SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
     spdl__unlock(&pool->attach_lock, &pool->idle);
 }
 
+/* Returns true if this thread has one of these places. */
+SPDL__PRIVATE bool spdl__pool_has(const spdl_pool *pool, int i, int end) {
+    const uint64_t self = spdl__os_thread_id();
+    while (i < end && spdl__load(&spdl__pool_worker(pool, i)->id) != self) ++i;
+    return i < end;
+}
+
 SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
-    int i;
-    for (i = 0; i < spdl__pool_count(pool); ++i)
-        if (spdl__load(&spdl__pool_worker(pool, i)->id) == spdl__os_thread_id()) return true;
-    return false;
+    return spdl__pool_has(pool, 0, spdl__pool_count(pool));
 }
 
 SPDL__RARE bool spdl__worker_start(spdl_pool *pool, spdl__worker *worker) {
@@ -7705,6 +7720,8 @@ struct spdl_pipeline {
     uint32_t step_group, step_left;
     uint64_t first_item_ns;
     uint64_t ended_ns;
+    uint64_t stranger;     /* a thread that is no worker, of so many places */
+    int stranger_count;
     uint64_t now;          /* as in spdl_task; of this call of next */
     bool timed;            /* the next take has to read the clock, see sink_watch */
     uint64_t wait_since;   /* in next, or 0 */
@@ -8932,15 +8949,21 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
 
 /* --- who is woken --- */
 
+#ifndef SPDL__WIDE_NS
+#define SPDL__WIDE_NS 100000 /* calls of this average are so long that one wake more costs little */
+#endif
+
 /* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
    then looks for sleepers: without the barrier both could miss each other. Events are a take, a
    leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
    failure. After the first take of a sitting a worker checks all rows of its pool, because it may
-   have been woken for another one. After other events it checks the rows of its pipeline; when it
-   leaves a row, all but that one, as it looks for work there itself. With a large buffer the
-   consumer's take checks the last row only while at most half of the buffer is filled or promised
-   (the low watermark), so a woken worker makes several items. A consumer that is about to sleep or
-   reads the statistics checks in any case. */
+   have been woken for another one. If there are long calls for two, it wakes two: of many workers
+   that sleep the last one begins after log2 of their number in wakes, not after that number. After
+   other events it checks the rows of its pipeline; when it leaves a row, all but that one, as it
+   looks for work there itself. With a large buffer the consumer's take checks the last row only
+   while at most half of the buffer is filled or promised (the low watermark), so a woken worker
+   makes several items. A consumer that is about to sleep or reads the statistics checks in any
+   case. */
 
 /* While a waiter is counted, threads that take or put look for it. */
 SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
@@ -8991,13 +9014,28 @@ SPDL__PRIVATE bool spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
     if (!sleepers && !helps) return false;
     for (i = p->count - 1; i >= 0; --i)
         if ((rows >> i & 1) && spdl__row_runnable(p, &p->node[i]))
-            return sleepers ? spdl__pool_wake_one(p->pool) : spdl__wake_consumer(p);
+            return sleepers ? spdl__pool_wake(p->pool, 1) : spdl__wake_consumer(p);
     return false;
 }
 
 SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
     spdl_pipeline *p = (spdl_pipeline *)self;
     if (p->works_ns != 0 && !spdl__load32(&p->stopping)) (void)spdl__wake_rows(p, SPDL__ALL_ROWS);
+}
+
+/* Returns true if a row with long calls has work for two workers. */
+SPDL__PRIVATE bool spdl__rows_for_two(const spdl_pipeline *p) {
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        const spdl__node *node = &p->node[i];
+        const uint64_t word = spdl__load(node->word);
+        if (node->in != NULL && spdl__load_relaxed(&node->item_ns) > SPDL__WIDE_NS &&
+            (word & SPDL__BUSY) + 1 < spdl__load_relaxed32(&node->limit) &&
+            spdl__edge_ready(node->in, spdl__head(word)) &&
+            spdl__edge_ready(node->in, spdl__head(word) + 1) && spdl__row_room(p, node, word) > 1)
+            return true;
+    }
+    return false;
 }
 
 SPDL__NOINLINE bool spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
@@ -9011,7 +9049,8 @@ SPDL__NOINLINE bool spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
     if (spdl__load32(&p->stopping)) return woke;
     if (!all || p->pool == NULL || !spdl__pool_has_sleepers(p->pool))
         return spdl__wake_rows(p, rows) || woke;
-    return (spdl__pool_runnable(p->pool, -1, &p->client) && spdl__pool_wake_one(p->pool)) || woke;
+    if (!spdl__pool_runnable(p->pool, -1, &p->client)) return woke;
+    return spdl__pool_wake(p->pool, spdl__rows_for_two(p) ? 2 : 1) || woke;
 }
 
 /* wake_hint after a store. No processor orders that before the look at the sleepers. */
@@ -9030,7 +9069,7 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
     if (!works)
         (void)spdl__wake_rows(p, (uint32_t)1 << p->last->index);
     else if (spdl__pool_has_sleepers(p->pool) && spdl__pool_runnable(p->pool, -1, &p->client))
-        (void)spdl__pool_wake_one(p->pool);
+        (void)spdl__pool_wake(p->pool, 1);
 }
 
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
@@ -11070,6 +11109,21 @@ SPDL__COLD bool spdl__next_nests(spdl_pipeline *p) {
     return false;
 }
 
+/* As pool_is_worker. A thread that is no worker does not become one, so most waits look at the
+   guests only: workers write the lines of their ids. An extra worker may get the id of a thread
+   that has ended, but changes the count. */
+SPDL__PRIVATE bool spdl__next_is_worker(spdl_pipeline *p) {
+    const spdl_pool *pool = p->pool;
+    const uint64_t self = spdl__os_thread_id();
+    const int count = spdl__pool_count(pool);
+    if (p->stranger == self && p->stranger_count == count)
+        return spdl__pool_has(pool, pool->desc.workers, pool->places);
+    if (spdl__pool_has(pool, 0, count)) return true;
+    p->stranger = self;
+    p->stranger_count = count;
+    return false;
+}
+
 /* Returns true in the child of a fork, which has no workers. */
 SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id();
@@ -11324,7 +11378,7 @@ SPDL__NOINLINE spdl_result spdl__next_poll(spdl_pipeline *p) {
 SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_t timeout_ns) {
     const uint64_t since = spdl_time_ns(), waited_for = p->delivered;
     const uint64_t deadline = timeout_ns < 0 ? SPDL__NEVER : since + (uint64_t)timeout_ns;
-    const bool nests = p->pool != NULL && spdl__pool_is_worker(p->pool);
+    const bool nests = p->pool != NULL && spdl__next_is_worker(p);
     spdl_result result = SPDL_E_INVALID;
     (void)spdl__ready_end(p, &p->waiting); /* else a sleep would overwrite it */
     spdl__store_relaxed(&p->wait_since, since);

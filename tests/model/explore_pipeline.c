@@ -72,6 +72,8 @@ static int no_file(const char *path, int how, ...) {
 #define open no_file
 #undef __x86_64__ /* its read-modify-writes are full barriers, and spdl.h knows */
 
+/* Every worker wakes two if there is work for two. */
+#define SPDL__WIDE_NS 0
 /* Each look at a row that may grow ends a window, and each window begins or judges a trial. */
 #define SPDL__MAX_CALLS 4
 #define SPDL__GROWTH_NS 0
@@ -1070,6 +1072,10 @@ static const plan plans[] = {
       .at = ITEM(1) | ITEM(2) },
     { "calls that meet, three", row, .workers = 3, .concurrency = 3, .does = MEETS,
       .at = ITEM(0) | ITEM(1) | ITEM(2) },
+    { "calls that meet, four after others", row, .workers = 4, .concurrency = 4, .items = 7,
+      .buffer = 4, .does = MEETS, .at = ITEM(3) | ITEM(4) | ITEM(5) | ITEM(6) },
+    { "calls that meet after a pause", row, .workers = 4, .concurrency = 4, .items = 12,
+      .buffer = 4, .ahead = 6, .does = MEETS, .at = ITEM(8) | ITEM(9) | ITEM(10) | ITEM(11) },
     { "calls that meet from a feed", feed, .items = 3, .does = MEETS, .at = ITEM(1) | ITEM(2),
       .others = { producer } },
     { "calls that meet on a pool", row, .items = 3, .pipelines = 2, .does = MEETS,
