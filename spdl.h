@@ -6060,11 +6060,11 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    `sleepers`). It clears `waking`, passes a full barrier, checks everything again, and sleeps.
    A thread that makes something runnable publishes it, passes a full barrier and reads `sleepers`.
    One of the two sees the other. If `waking` is clear, the thread sets it and rings the bell of the
-   first worker that is `asleep`. Work for two stays on the same two, whose caches are warm.
-   At most one wake is in progress. A worker clears `waking` before it sleeps and after it wakes,
-   always before a full barrier and a look at everything. A thread that finds it set relies on that
-   look. A worker that finds work looks at everything again before its first call, and passes the
-   wake on.
+   first worker that is `asleep`, or of two. Work for two stays on the same two, whose caches are
+   warm. No other wake begins until one of them looks. A worker clears `waking` before it sleeps and
+   after it wakes, always before a full barrier and a look at everything. A thread that finds it set
+   relies on that look. A worker that finds work looks at everything again before its first call,
+   and passes the wake on.
    (tests/model/sit.pml checks this exhaustively.)
 
    Quiet clients. With several clients, a worker that finds nothing in one sets its bit in `quiet`,
@@ -6090,7 +6090,8 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 
 typedef struct spdl__client {
     /* written by its owner before it is attached */
-    bool (*step)(void *self, int worker);     /* runs one piece of work; false: none */
+    /* runs one piece of work; false: none. `again`: right after another one */
+    bool (*step)(void *self, int worker, bool again);
     bool (*runnable)(void *self, int worker); /* true if step has work; -1: any worker */
     void (*pass_on)(void *self); /* wakes a sleeping consumer that works, if it has work */
     bool (*watch)(void *self);   /* logs a guest that is late; true: one may soon be */
@@ -6138,6 +6139,7 @@ typedef struct spdl__worker {
 typedef struct spdl__beacon {
     uint32_t sleepers; /* workers asleep; SPDL__WAITER for each waiting consumer or producer */
     uint32_t waking;   /* a woken worker has yet to look */
+    uint32_t search;   /* where a search for one that is asleep begins */
     uint64_t quiet;    /* bit i: client i is absent, or has had no work since its last change */
     char pad[SPDL_CACHE_LINE];
 } spdl__beacon;
@@ -6275,15 +6277,24 @@ SPDL__PRIVATE bool spdl__worker_wake(spdl__worker *worker) {
     return true;
 }
 
-/* If no worker is `asleep`, others have woken those counted in `sleepers`: they have yet to look,
-   and see the change. */
-SPDL__PRIVATE void spdl__pool_wake_one(spdl_pool *pool) {
-    uint32_t none = 0;
-    int i;
-    if (!spdl__cas32(&pool->beacon.waking, &none, 1)) return;
-    for (i = 0; i < spdl__pool_count(pool); ++i)
-        if (spdl__worker_wake(spdl__pool_worker(pool, i))) return;
-    (void)spdl__exchange32(&pool->beacon.waking, 0);
+/* Wakes up to `most` workers. The search begins at `search`, a hint: workers below are awake. If
+   no worker is `asleep`, others have woken those counted in `sleepers`: they have yet to look, and
+   see the change. Returns true if it woke one. */
+SPDL__PRIVATE bool spdl__pool_wake(spdl_pool *pool, int most) {
+    const uint32_t first = spdl__load_relaxed32(&pool->beacon.search);
+    uint32_t none = 0, i, count;
+    bool woke = false;
+    if (!spdl__cas32(&pool->beacon.waking, &none, 1)) return false;
+    count = (uint32_t)spdl__pool_count(pool);
+    for (i = 0; i < count && most > 0; ++i) {
+        const uint32_t at = (first + i) % count;
+        if (!spdl__worker_wake(spdl__pool_worker(pool, (int)at))) continue;
+        spdl__store_relaxed32(&pool->beacon.search, at + 1);
+        woke = true;
+        --most;
+    }
+    if (!woke) (void)spdl__exchange32(&pool->beacon.waking, 0);
+    return woke;
 }
 
 SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
@@ -6312,7 +6323,7 @@ SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *clie
 SPDL__PRIVATE bool spdl__pool_hint(spdl_pool *pool) {
     spdl__full_barrier();
     if (!spdl__pool_has_sleepers(pool)) return false;
-    if (spdl__pool_runnable(pool, -1, NULL)) spdl__pool_wake_one(pool);
+    if (spdl__pool_runnable(pool, -1, NULL)) (void)spdl__pool_wake(pool, 1);
     return true;
 }
 
@@ -6358,6 +6369,8 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     const uint64_t until = pool->desc.guests > 0 ? spdl__deadline(watch_ns) : SPDL__NEVER;
     spdl_result slept = SPDL_EMPTY;
     SPDL_TEST_POINT("pool found nothing");
+    if ((uint32_t)worker->index < spdl__load_relaxed32(&beacon->search))
+        spdl__store_relaxed32(&beacon->search, (uint32_t)worker->index);
     spdl__store32(&worker->asleep, 1);
     spdl__add32(&beacon->sleepers, 1);
     SPDL_TEST_POINT("pool announced");
@@ -6385,7 +6398,7 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
     const uint64_t since = alone ? 0 : spdl_time_ns();
     bool found = false, over = false;
     if (client == NULL) return false;
-    while (!over && client->step(client->self, worker->index)) {
+    while (!over && client->step(client->self, worker->index, found)) {
         found = true;
         over = (spdl__load_relaxed(&pool->pending) != 0 && spdl_ring_count(pool->jobs) > 0) ||
                spdl__late(worker->until) ||
@@ -6546,11 +6559,15 @@ SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
     spdl__unlock(&pool->attach_lock, &pool->idle);
 }
 
+/* Returns true if this thread has one of these places. */
+SPDL__PRIVATE bool spdl__pool_has(const spdl_pool *pool, int i, int end) {
+    const uint64_t self = spdl__os_thread_id();
+    while (i < end && spdl__load(&spdl__pool_worker(pool, i)->id) != self) ++i;
+    return i < end;
+}
+
 SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
-    int i;
-    for (i = 0; i < spdl__pool_count(pool); ++i)
-        if (spdl__load(&spdl__pool_worker(pool, i)->id) == spdl__os_thread_id()) return true;
-    return false;
+    return spdl__pool_has(pool, 0, spdl__pool_count(pool));
 }
 
 SPDL__RARE bool spdl__worker_start(spdl_pool *pool, spdl__worker *worker) {
@@ -7468,7 +7485,8 @@ SPDL__PRIVATE void spdl__reuse_free(void *memory, size_t bytes, void *user) {
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
 /* Counts of one task for one stage, its writer. The keeper's are for other threads: all add to
-   `freed`, the consumer times answers. A feed's producer counts pushes in those of task 0. */
+   `freed` and the waits, the consumer times answers. A feed's producer counts pushes in those of
+   task 0. */
 typedef struct spdl__counters {
     int64_t meter_due; /* sittings until the next measurement */
     uint64_t max_ns;
@@ -7480,6 +7498,8 @@ typedef struct spdl__counters {
     uint64_t metered, metered_blind; /* measured calls; those without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
     uint64_t slow_ns, slow_cpu_ns, slow_wait_ns; /* of all rare slow calls */
+    /* waits of the consumer for a call, and for a worker that takes the input */
+    uint64_t exposed_ns, exposed_idle_ns;
     uint64_t bucket[SPDL__BUCKETS];
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
@@ -7662,8 +7682,6 @@ typedef struct spdl__node {
     uint64_t place_epoch;   /* epoch of the row's inputs */
     uint64_t place_dropped; /* lower bound of this epoch's dropped items that the row has passed */
     char pad3[SPDL_CACHE_LINE];
-    /* under blame_lock: waits of the consumer for a call, and for a worker that takes the input */
-    uint64_t exposed_ns, exposed_idle_ns;
     uint64_t seen_busy_ns; /* reported by snapshots, their own */
 } spdl__node;
 
@@ -7683,6 +7701,7 @@ struct spdl_task {
     spdl__thrown_what thrown;
     uint32_t inits;      /* bit i: init of row i has run here */
     uint64_t open;       /* begin of calls not booked yet, with the row in its lowest bits; or 0 */
+    uint64_t now;        /* the clock, if little has passed since it was read; or 0 */
     spdl__meter meter;
     spdl__counters *counters; /* [count], behind it in the same block */
     char text[SPDL_TEXT_BYTES];      /* of a failed call: why ... */
@@ -7791,6 +7810,10 @@ struct spdl_pipeline {
     uint32_t step_group, step_left;
     uint64_t first_item_ns;
     uint64_t ended_ns;
+    uint64_t stranger;     /* a thread that is no worker, of so many places */
+    int stranger_count;
+    uint64_t now;          /* as in spdl_task; of this call of next */
+    bool timed;            /* the next take has to read the clock, see sink_watch */
     uint64_t wait_since;   /* in next, or 0 */
     uint64_t wait_ns;
     uint64_t first_wait_ns; /* wait_ns at the first item */
@@ -7804,11 +7827,7 @@ struct spdl_pipeline {
     void *ready_user;
     spdl__os_event fed;    /* the sink has an item or an end */
     char pad4[SPDL_CACHE_LINE];
-    /* under blame_lock, by the consumer, and by workers while it waits */
-    uint32_t blame_lock;
-    uint64_t blame_since;  /* begin of the wait for `blame`, or 0 */
-    spdl__node *blame;
-    bool blame_idle;       /* it waits for a worker there */
+    uint64_t blame;        /* see >>blame-impl; by the consumer, and by workers while it waits */
     char pad5[SPDL_CACHE_LINE];
     spdl_error no_error;   /* by create */
     uint64_t seen_runnable_ns, seen_step_ns; /* reported by snapshots, their own */
@@ -8039,6 +8058,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
 #define SPDL__SITTING_NS 40000 /* time of a sitting, after which a worker looks downstream */
 #define SPDL__SITTING_ITEMS 32 /* calls of a sitting at most */
 #define SPDL__TIMED_NS 1000    /* calls of this average are timed one by one */
+#define SPDL__SHARED_NS 8000   /* calls of this average begin when the sitting before ended */
 #define SPDL__SLOW_NS 1000000  /* a sitting that is longer by this had a slow call */
 #define SPDL__WATERMARK_BUFFER 8 /* smallest sink with a low watermark, see sink_hint */
 #define SPDL__TAKER_ITEMS 16 /* with reports: items between two reads of schedstat */
@@ -8083,8 +8103,9 @@ SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *
                                       uint64_t word);
 SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
                                       uint64_t word);
-SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+SPDL__NOINLINE bool spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                     bool all);
+SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *node);
 SPDL__PRIVATE uint64_t spdl__edge_put_wait(const spdl__edge *edge, uint64_t head, uint64_t now);
 SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t head, uint64_t now, bool idle);
 SPDL__PRIVATE void spdl__gap_open(spdl__edge *edge, uint64_t head, uint64_t now, bool idle);
@@ -8108,7 +8129,7 @@ SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t 
 SPDL__NOINLINE void spdl__row_judge(spdl_pipeline *p, spdl__node *node, uint64_t now);
 SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, int threads,
                                      uint64_t calls, uint64_t ns);
-SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over);
+SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, spdl_task *task, uint64_t now);
 SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node);
 SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task);
 SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, uint64_t now);
@@ -8192,13 +8213,14 @@ SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
 }
 
 /* After a read-modify-write that changed this row, before code that may take long (>>wake-impl).
-   `all`: the whole pool. Sequentially consistent loads of the sleepers are not enough: C11 does not
-   order the put of an item before them. */
-SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+   `all`: the whole pool. Returns true if it woke a thread. Sequentially consistent loads of the
+   sleepers are not enough: C11 does not order the put of an item before them. */
+SPDL__INLINE bool spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                   bool all) {
     spdl__barrier_after_rmw(); /* pairs with pool_park, next_sleep and room_wait: else a sleeper and
                                   this look could both miss */
-    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
+    return SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit)) &&
+           spdl__wake_look(p, node, rows, all);
 }
 
 /* --- take --- */
@@ -8233,7 +8255,7 @@ SPDL__INLINE bool spdl__take_swap(spdl__sitting *s, bool inside, bool first) {
     if (!spdl__cas(s->node->word, &s->word, next)) return false;
     s->word = next;
     if (!inside) s->inside = s->done = true;
-    spdl__wake_hint(s->p, s->node, SPDL__ALL_ROWS, first);
+    (void)spdl__wake_hint(s->p, s->node, SPDL__ALL_ROWS, first);
     return true;
 }
 
@@ -8386,11 +8408,13 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl__counters *counters = s->counters;
     bool judged = false;
     spdl__store_relaxed(&task->open, 0); /* also of a resumed call */
+    task->now = 0;
     if (s->calls > 0) {
         uint64_t ns;
         bool slow;
         if (!s->timed) s->now = spdl_time_ns();
         ns = s->now - s->begun;
+        task->now = s->now;
         if (s->made > 0) spdl__count(&counters->made, s->made);
         slow =
             !SPDL__NO_STATS && SPDL__UNLIKELY(ns > SPDL__SLOW_NS) && spdl__flow_slow(s, task, ns);
@@ -8409,11 +8433,14 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     if (s->inside) {
         if (node->in != NULL) spdl__gap_idle(node->in, s->now);
         spdl__word_move(p, node, (uint64_t)0 - s->change);
-        spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
+        if (spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false)) task->now = 0;
     }
-    if (SPDL__UNLIKELY(judged) && node->growth != NULL && spdl__is_pool_thread(p, task->worker))
-        spdl__row_judge(p, node, s->now);
-    if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+    if (SPDL__UNLIKELY(judged)) {
+        task->now = 0;
+        if (node->growth != NULL && spdl__is_pool_thread(p, task->worker))
+            spdl__row_judge(p, node, s->now);
+    }
+    if (s->timed && spdl__load_relaxed(&p->blame) != 0) spdl__blame_mark(p, task, s->now);
     if (s->empty && s->calls > 0 && !s->timed && !SPDL__NO_STATS)
         spdl__gap_open(node->in, spdl__head(s->word), s->now, true);
 }
@@ -8424,14 +8451,15 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
 SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counters, bool timed,
                                    uint64_t now) {
     spdl_pipeline *p = task->pipeline;
-    if (timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+    if (timed && spdl__load_relaxed(&p->blame) != 0) spdl__blame_mark(p, task, now);
     spdl__flow_opens(task, now);
     if (!SPDL__METERED || SPDL__LIKELY(counters->meter_due > 0)) return false;
     spdl__meter_start(&task->meter);
     return true;
 }
 
-SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node) {
+SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node,
+                                   bool timed) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* 0: not known yet */
     s->until = s->waited = 0;
     s->calls = s->holes = s->made = 0;
@@ -8439,7 +8467,10 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     s->p = task->pipeline;
     s->node = node;
     s->counters = &task->counters[node->index];
-    s->begun = s->now = spdl_time_ns();
+    s->timed = timed;
+    s->now = timed && each >= SPDL__SHARED_NS ? task->now : 0;
+    if (s->now == 0) s->now = spdl_time_ns();
+    s->begun = s->now;
     s->change = 1;
     s->failures = spdl__load_relaxed(&s->counters->failures);
     s->most = each == 0
@@ -8461,8 +8492,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
     spdl__sitting s;
     uint64_t since;
     bool first = true;
-    spdl__flow_enter(&s, task, node);
-    s.timed = timed;
+    spdl__flow_enter(&s, task, node, timed);
     while (s.calls < s.most && (!timed || s.now < late)) {
         const spdl__taken taken = first ? spdl__flow_take(&s, task, timed, true)
                                         : spdl__flow_take(&s, task, timed, false);
@@ -8544,8 +8574,9 @@ SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest
     return false;
 }
 
-SPDL__PRIVATE bool spdl__step(void *self, int worker) {
+SPDL__PRIVATE bool spdl__step(void *self, int worker, bool again) {
     spdl_pipeline *p = (spdl_pipeline *)self;
+    if (!again) spdl__task_of(p, worker)->now = 0;
     if (p->has_hooks && spdl__load32(&p->leaving) && spdl__task_leaves(p, worker)) {
         spdl__step_fini(p, p->task[worker]);
         return true;
@@ -8559,54 +8590,83 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
 
 /* --- the consumer takes --- */
 
+SPDL__INLINE uint64_t spdl__next_now(spdl_pipeline *p) {
+    if (p->now == 0) p->now = spdl_time_ns();
+    return p->now;
+}
+
+/* The next take reads the clock if it is one of the first, of a feed, traced, in a wait or ends a
+   gap. */
+SPDL__INLINE void spdl__sink_watch(spdl_pipeline *p) {
+    p->timed = !SPDL__NO_STATS &&
+               (p->delivered < 2 || p->feed != NULL || p->sink->track != NULL ||
+                spdl__load_relaxed(&p->wait_since) != 0 ||
+                spdl__load_relaxed(&p->sink->gap_since) != 0);
+}
+
 SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
     const uint64_t since = spdl__load_relaxed(&p->wait_since);
     spdl__store_relaxed(&p->wait_since, 0);
-    spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
+    spdl__store(&p->wait_ns, /* pairs with wait_sum */
+                p->wait_ns + spdl__grown(since, spdl__next_now(p)));
 }
 
 /* Wakes a worker for the last row, with a large buffer only at the low watermark (>>wake-impl). A
    feed has none, as the producer may be the consumer. The worker may take this processor, which
    counts as a wait. */
-SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
+SPDL__NOINLINE void spdl__sink_wakes(spdl_pipeline *p) {
     const spdl__node *last = p->last;
     const spdl__edge *sink = p->sink;
-    uint64_t there;
+    const uint64_t there = spdl__row_at(last, spdl__load(last->word)) -
+                           spdl__load_relaxed(&sink->refunds) -
+                           spdl__head(spdl__load_relaxed(&sink->word)) +
+                           spdl__load_relaxed(&sink->dropped);
     bool opens;
-    spdl__barrier_after_rmw();
-    if (!spdl__wake_wanted(p->beacon, p->bit)) return;
-    there = spdl__row_at(last, spdl__load(last->word)) - spdl__load_relaxed(&sink->refunds) -
-            spdl__head(spdl__load_relaxed(&sink->word)) + spdl__load_relaxed(&sink->dropped);
     if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
         2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
         return;
-    opens = !SPDL__NO_STATS && spdl__load_relaxed(&p->wait_since) == 0;
-    if (opens) spdl__store_relaxed(&p->wait_since, spdl_time_ns());
-    spdl__wake_look(p, last, (uint32_t)1 << last->index, false);
+    opens = !SPDL__NO_STATS && spdl__load_relaxed(&p->wait_since) == 0 &&
+            (spdl__row_runnable(p, last) || spdl__load_relaxed32(&p->producer_waits) != 0);
+    if (opens) spdl__store_relaxed(&p->wait_since, spdl__next_now(p));
+    if (spdl__wake_look(p, last, (uint32_t)1 << last->index, false)) p->now = 0;
     if (opens) spdl__next_waited(p);
 }
 
-/* Moves the head of the sink; `item`: slot of the taken item, or NULL. The clock costs more than
-   the rest, so it is read only where a time begins or ends. */
-SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl__slot *item) {
+SPDL__INLINE void spdl__sink_moved(spdl_pipeline *p, bool item) {
+    if (item) spdl__store_relaxed(&p->delivered, p->delivered + 1);
+    if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) spdl__taker_look(p);
+    spdl__barrier_after_rmw();
+    if (spdl__wake_wanted(p->beacon, p->bit)) spdl__sink_wakes(p);
+}
+
+SPDL__NOINLINE void spdl__sink_moves_timed(spdl_pipeline *p, uint64_t head,
+                                           const spdl__slot *item) {
     spdl__edge *sink = p->sink;
-    const uint64_t waits = spdl__load_relaxed(&p->wait_since);
-    const bool timed = !SPDL__NO_STATS && (p->delivered < 2 || p->feed != NULL || waits != 0 ||
-                                           spdl__load_relaxed(&sink->gap_since) != 0 ||
-                                           !spdl__edge_ready(sink, head) ||
-                                           spdl__edge_ready(sink, head + sink->buffer_size - 1));
-    const uint64_t now = timed ? spdl_time_ns() : 0;
-    const uint64_t waited = timed ? spdl__edge_put_wait(sink, head - 1, now) : 0;
-    if (item != NULL && timed) {
-        if (p->feed != NULL) spdl__sink_answer(p, item, now);
-        if (p->delivered < 2) spdl__sink_starts(p, now);
-    }
+    const uint64_t now = p->now = SPDL__NO_STATS ? 0 : spdl_time_ns();
+    const uint64_t waited = spdl__edge_put_wait(sink, head - 1, now);
+    if (item != NULL && p->feed != NULL) spdl__sink_answer(p, item, now);
+    if (item != NULL && p->delivered < 2) spdl__sink_starts(p, now);
     if (waited != 0) spdl__count(&sink->put_wait_ns, waited); /* only the consumer adds here */
     (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
-    spdl__edge_took(sink, head, now, waits != 0);
-    if (item != NULL) spdl__store_relaxed(&p->delivered, p->delivered + 1);
-    if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) spdl__taker_look(p);
-    spdl__sink_hint(p);
+    spdl__edge_took(sink, head, now, spdl__load_relaxed(&p->wait_since) != 0);
+    spdl__sink_moved(p, item != NULL);
+    spdl__sink_watch(p);
+}
+
+/* Moves the head of the sink; `item`: slot of the taken item, or NULL. The clock costs more than
+   the rest, so it is read only where a time begins or ends: at the last item there, or if one has
+   waited for a place. */
+SPDL__INLINE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl__slot *item) {
+    spdl__edge *sink = p->sink;
+    if (p->timed ||
+        (!SPDL__NO_STATS && (!spdl__edge_ready(sink, head) ||
+                             spdl__edge_ready(sink, head + sink->buffer_size - 1)))) {
+        spdl__sink_moves_timed(p, head, item);
+        return;
+    }
+    p->now = 0;
+    (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
+    spdl__sink_moved(p, item != NULL);
 }
 
 /* Returns SPDL_OK with the next item, SPDL_EMPTY, or how the run ended. */
@@ -8621,6 +8681,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
         unsigned tag;
         bool failed;
         if (!spdl__slot_has(slot, head)) {
+            p->now = 0;
             if (!halted) return SPDL_EMPTY;
             p->closed_returned = true;
             (void)spdl__sink_over(p, 0);
@@ -8718,14 +8779,19 @@ SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
 
 SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl__node *node);
 
+/* While the consumer waits, `blame` has a time in units of SPDL__BLAME_NS, and what it waits for
+   since then: the row, and whether for a worker there. */
+#define SPDL__BLAME_IDLE ((uint64_t)SPDL_MAX_STAGES)
+#define SPDL__BLAME_NS (2 * SPDL__BLAME_IDLE)
+
 /* Finds the item that the consumer waits for: upwards from the sink, the first row that has it,
-   runs it or could run it. *idle: its input is ready, and no worker takes it. */
-SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
-    spdl__node *node = p->last;
+   runs it or could run it, or with BLAME_IDLE whose input is ready, but no worker takes it. */
+SPDL__PRIVATE uint64_t spdl__blame_find(const spdl_pipeline *p) {
+    const spdl__node *node = p->last;
+    bool idle = false;
     for (;;) {
         const uint64_t word = spdl__load(node->word), active = word & SPDL__ACTIVE;
         const spdl__edge *in = node->in;
-        *idle = false;
         if (node->row.kind == SPDL_KIND_MERGE) {
             node = spdl__merge_awaits(p, node);
             continue;
@@ -8737,43 +8803,55 @@ SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
         if (node->tickets == SPDL__TICKET_AT_TAKE
                 ? (int64_t)(spdl__row_at(node, word) - spdl__head(spdl__load(&node->out.word))) > 0
                 : active > 0)
-            return node;
+            break;
         if (in == NULL) {
-            *idle = node->row.kind == SPDL_KIND_SOURCE && !node->own_thread;
-            return node;
+            idle = node->row.kind == SPDL_KIND_SOURCE && !node->own_thread;
+            break;
         }
         if (spdl__edge_ready(in, spdl__head(word))) {
-            *idle = active < spdl__load_relaxed32(&node->limit);
-            return node;
+            idle = active < spdl__load_relaxed32(&node->limit);
+            break;
         }
         node = node->before;
     }
+    return (uint64_t)node->index | (idle ? SPDL__BLAME_IDLE : 0);
 }
 
-/* Books the time since the last look at the row of that look, and looks again. Workers look when
-   they enter and leave a row with calls of a microsecond or more, unless another thread is looking.
-   `over`: the last look, by the consumer. */
-SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
-    uint64_t now;
-    if (over)
-        spdl__lock(&p->blame_lock, &p->locks);
-    else if (!spdl__try_lock(&p->blame_lock))
-        return;
-    now = spdl_time_ns();
-    if (p->blame_since != 0) {
-        spdl__count(p->blame_idle ? &p->blame->exposed_idle_ns : &p->blame->exposed_ns,
-                    spdl__grown(p->blame_since, now));
-        spdl__store_relaxed(&p->blame_since, over ? 0 : now);
-        if (!over) p->blame = spdl__blame_find(p, &p->blame_idle);
-    }
-    spdl__unlock(&p->blame_lock, &p->locks);
+/* Books the time since the one in `old` at its row. No task: for the consumer, or a snapshot. */
+SPDL__PRIVATE void spdl__blame_book(spdl_pipeline *p, spdl_task *task, uint64_t old,
+                                    uint64_t now) {
+    spdl_task *const by = task != NULL ? task : p->task[p->workers];
+    spdl__counters *counters = &by->counters[old % SPDL_MAX_STAGES];
+    uint64_t *sum =
+        (old & SPDL__BLAME_IDLE) != 0 ? &counters->exposed_idle_ns : &counters->exposed_ns;
+    const uint64_t ns = spdl__grown(old & ~(SPDL__BLAME_NS - 1), now);
+    if (task != NULL) spdl__count(sum, ns);
+    else spdl__add_relaxed(sum, ns);
 }
 
+/* Looks again. If that finds another row, or for a snapshot, which has no task, books the time
+   until now. Workers look when they enter and leave a row with calls of a microsecond or more. If
+   the swap fails, another thread has looked. No time counts twice, as the time in the word never
+   falls: `now` may be older than another thread's. */
+SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, spdl_task *task, uint64_t now) {
+    uint64_t old = spdl__load_relaxed(&p->blame), until;
+    const uint64_t found = old != 0 ? spdl__blame_find(p) : 0;
+    if (old == 0 || (found == old % SPDL__BLAME_NS && task != NULL)) return;
+    until = spdl__max(now, old) & ~(SPDL__BLAME_NS - 1);
+    if (spdl__cas_relaxed(&p->blame, &old, until | found)) spdl__blame_book(p, task, old, until);
+}
+
+/* The consumer waits since then, rounded up: else it could wait less than its rows say. */
 SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
-    spdl__lock(&p->blame_lock, &p->locks);
-    p->blame = spdl__blame_find(p, &p->blame_idle);
-    spdl__store_relaxed(&p->blame_since, since);
-    spdl__unlock(&p->blame_lock, &p->locks);
+    since = (since + SPDL__BLAME_NS - 1) & ~(SPDL__BLAME_NS - 1);
+    spdl__store_relaxed(&p->blame, since | spdl__blame_find(p));
+}
+
+/* The wait ends, not before a time that is booked. */
+SPDL__PRIVATE void spdl__blame_end(spdl_pipeline *p) {
+    const uint64_t old = spdl__exchange(&p->blame, 0);
+    p->now = spdl__max(spdl__next_now(p), old & ~(SPDL__BLAME_NS - 1));
+    spdl__blame_book(p, NULL, old, p->now);
 }
 
 /* --- times of calls --- */
@@ -8961,35 +9039,43 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
 
 /* --- who is woken --- */
 
+#ifndef SPDL__WIDE_NS
+#define SPDL__WIDE_NS 100000 /* calls of this average are so long that one wake more costs little */
+#endif
+
 /* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
    then looks for sleepers: without the barrier both could miss each other. Events are a take, a
    leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
    failure. After the first take of a sitting a worker checks all rows of its pool, because it may
-   have been woken for another one. After other events it checks the rows of its pipeline; when it
-   leaves a row, all but that one, as it looks for work there itself. With a large buffer the
-   consumer's take checks the last row only while at most half of the buffer is filled or promised
-   (the low watermark), so a woken worker makes several items. A consumer that is about to sleep or
-   reads the statistics checks in any case. */
+   have been woken for another one. If there are long calls for two, it wakes two: of many workers
+   that sleep the last one begins after log2 of their number in wakes, not after that number. After
+   other events it checks the rows of its pipeline; when it leaves a row, all but that one, as it
+   looks for work there itself. With a large buffer the consumer's take checks the last row only
+   while at most half of the buffer is filled or promised (the low watermark), so a woken worker
+   makes several items. A consumer that is about to sleep or reads the statistics checks in any
+   case. */
 
 /* While a waiter is counted, threads that take or put look for it. */
 SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
     spdl__add32(&p->beacon->sleepers, count);
 }
 
-/* After a full barrier. `waits`: `waiting` or `producer_waits`. */
-SPDL__PRIVATE void spdl__wake_waiter(spdl_pipeline *p, uint32_t *waits, spdl__os_event *event) {
+/* After a full barrier. `waits`: `waiting` or `producer_waits`. Like the functions below, returns
+   true if it woke a thread. */
+SPDL__PRIVATE bool spdl__wake_waiter(spdl_pipeline *p, uint32_t *waits, spdl__os_event *event) {
     uint32_t how = spdl__load_relaxed32(waits);
-    if (how == 0 || !spdl__cas32(waits, &how, 0)) return;
+    if (how == 0 || !spdl__cas32(waits, &how, 0)) return false;
     if (how == 1) {
         spdl__os_event_wake(event, 1);
     } else {
         spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
         p->ready_fn(p->ready_user); /* user code */
     }
+    return true;
 }
 
-SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
-    spdl__wake_waiter(p, &p->waiting, &p->fed);
+SPDL__PRIVATE bool spdl__wake_consumer(spdl_pipeline *p) {
+    return spdl__wake_waiter(p, &p->waiting, &p->fed);
 }
 
 /* A hole is work for the consumer if it hides an item or a mark, or blocks the last row. */
@@ -9005,49 +9091,64 @@ SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
 SPDL__PRIVATE spdl_result spdl__room_look(const spdl_pipeline *p);
 
 /* Each leave of row 1 looks here, too: ready_fn is for room alone. */
-SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
-    if (spdl__load_relaxed32(&p->producer_waits) != 2 || spdl__room_look(p) != SPDL_FULL)
-        spdl__wake_waiter(p, &p->producer_waits, &p->room);
+SPDL__PRIVATE bool spdl__wake_producer(spdl_pipeline *p) {
+    return (spdl__load_relaxed32(&p->producer_waits) != 2 || spdl__room_look(p) != SPDL_FULL) &&
+           spdl__wake_waiter(p, &p->producer_waits, &p->room);
 }
 
 /* Wakes a worker if one of these rows can run, or without sleepers the consumer that works. */
-SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
+SPDL__PRIVATE bool spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
     const bool sleepers = p->pool != NULL && spdl__pool_has_sleepers(p->pool);
     const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) == 1;
     int i;
-    if (!sleepers && !helps) return;
-    for (i = p->count - 1; i >= 0; --i) {
-        if (!(rows >> i & 1) || !spdl__row_runnable(p, &p->node[i])) continue;
-        if (sleepers) spdl__pool_wake_one(p->pool);
-        else spdl__wake_consumer(p);
-        return;
-    }
+    if (!sleepers && !helps) return false;
+    for (i = p->count - 1; i >= 0; --i)
+        if ((rows >> i & 1) && spdl__row_runnable(p, &p->node[i]))
+            return sleepers ? spdl__pool_wake(p->pool, 1) : spdl__wake_consumer(p);
+    return false;
 }
 
 SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
     spdl_pipeline *p = (spdl_pipeline *)self;
-    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, SPDL__ALL_ROWS);
+    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) (void)spdl__wake_rows(p, SPDL__ALL_ROWS);
 }
 
-SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+/* Returns true if a row with long calls has work for two workers. */
+SPDL__PRIVATE bool spdl__rows_for_two(const spdl_pipeline *p) {
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        const spdl__node *node = &p->node[i];
+        const uint64_t word = spdl__load(node->word);
+        if (node->in != NULL && spdl__load_relaxed(&node->item_ns) > SPDL__WIDE_NS &&
+            (word & SPDL__BUSY) + 1 < spdl__load_relaxed32(&node->limit) &&
+            spdl__edge_ready(node->in, spdl__head(word)) &&
+            spdl__edge_ready(node->in, spdl__head(word) + 1) && spdl__row_room(p, node, word) > 1)
+            return true;
+    }
+    return false;
+}
+
+SPDL__NOINLINE bool spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                     bool all) {
+    bool woke = false;
     spdl__client_stir(p->beacon, p->bit);
     if (spdl__load_relaxed32(&p->waiting) != 0 &&
         (p->pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
-        spdl__wake_consumer(p);
-    if (node->index <= 1) spdl__wake_producer(p); /* of the edge that row 1, or the sink, reads */
-    if (spdl__load32(&p->stopping)) return;
+        woke = spdl__wake_consumer(p);
+    if (node->index <= 1 && spdl__wake_producer(p)) woke = true; /* row 1, or the sink, reads it */
+    if (spdl__load32(&p->stopping)) return woke;
     if (!all || p->pool == NULL || !spdl__pool_has_sleepers(p->pool))
-        spdl__wake_rows(p, rows);
-    else if (spdl__pool_runnable(p->pool, -1, &p->client))
-        spdl__pool_wake_one(p->pool);
+        return spdl__wake_rows(p, rows) || woke;
+    if (!spdl__pool_runnable(p->pool, -1, &p->client)) return woke;
+    return spdl__pool_wake(p->pool, spdl__rows_for_two(p) ? 2 : 1) || woke;
 }
 
 /* wake_hint after a store. No processor orders that before the look at the sleepers. */
 SPDL__INLINE void spdl__wake_hint_stored(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                          bool all) {
     spdl__full_barrier(); /* pairs with pool_park, next_sleep and room_wait */
-    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
+    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit)))
+        (void)spdl__wake_look(p, node, rows, all);
 }
 
 /* The consumer, around a sleep: checks the rows that the watermark passed over. A consumer that
@@ -9056,14 +9157,14 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
     spdl__full_barrier();
     spdl__client_stir(p->beacon, p->bit);
     if (!works)
-        spdl__wake_rows(p, (uint32_t)1 << p->last->index);
+        (void)spdl__wake_rows(p, (uint32_t)1 << p->last->index);
     else if (spdl__pool_has_sleepers(p->pool) && spdl__pool_runnable(p->pool, -1, &p->client))
-        spdl__pool_wake_one(p->pool);
+        (void)spdl__pool_wake(p->pool, 1);
 }
 
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
-    spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
+    (void)spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
 }
 
 /* ============================================================================================= */
@@ -9196,6 +9297,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     bool room, flushes;
     spdl__item mark;
     unsigned tag;
+    task->now = 0;
     if ((word & SPDL__BUSY) != 0 || !spdl__slot_has(slot, head)) return false;
     mark = spdl__slot_read(slot);
     tag = spdl__origin_tag(mark.origin);
@@ -10327,7 +10429,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
     const bool settles = call != NULL;
     if (settles) {
-        spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, true); /* on_drop may take long */
+        (void)spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, true); /* on_drop may take long */
         if (spdl__flow_done(task, call, s->counters, s->now) == SPDL__OVER) s->most = 0;
         spdl__flow_book(s, task, task->call.since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
@@ -10341,7 +10443,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     }
     s->done = s->inside = true; /* with the call's place */
     if (settles) return false;
-    spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, true); /* as after a take */
+    (void)spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, true); /* as after a take */
     spdl__parked_resume(task, call);
     task->call.since = s->now;
     if (task->call.flushing) s->change = SPDL__PASSING; /* alone, at a mark */
@@ -10378,8 +10480,7 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
     spdl__sitting s;
     uint64_t since;
     bool first = true, again = false;
-    spdl__flow_enter(&s, task, node);
-    s.timed = timed;
+    spdl__flow_enter(&s, task, node, timed);
     if (node->parked != NULL) again = spdl__flow_resume(task, &s);
     while (s.calls < s.most && (!timed || s.now < late)) {
         if (!again) {
@@ -10409,6 +10510,7 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
         s.inside = false;
     }
     if (s.done) spdl__flow_leave(task, &s);
+    task->now = 0;
     if (s.mark) s.done = spdl__flow_pass(task, node) || s.done;
     return s.done;
 }
@@ -11098,6 +11200,21 @@ SPDL__COLD bool spdl__next_nests(spdl_pipeline *p) {
     return false;
 }
 
+/* As pool_is_worker. A thread that is no worker does not become one, so most waits look at the
+   guests only: workers write the lines of their ids. An extra worker may get the id of a thread
+   that has ended, but changes the count. */
+SPDL__PRIVATE bool spdl__next_is_worker(spdl_pipeline *p) {
+    const spdl_pool *pool = p->pool;
+    const uint64_t self = spdl__os_thread_id();
+    const int count = spdl__pool_count(pool);
+    if (p->stranger == self && p->stranger_count == count)
+        return spdl__pool_has(pool, pool->desc.workers, pool->places);
+    if (spdl__pool_has(pool, 0, count)) return true;
+    p->stranger = self;
+    p->stranger_count = count;
+    return false;
+}
+
 /* Returns true in the child of a fork, which has no workers. */
 SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id();
@@ -11144,7 +11261,7 @@ SPDL__COLD void spdl__sink_starts(spdl_pipeline *p, uint64_t now) {
 
 /* The head has an end, which stays there. */
 SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
-    const uint64_t now = spdl_time_ns();
+    const uint64_t now = p->now = spdl_time_ns();
     spdl__edge_ended(p->sink, now);
     if (p->ended_ns == 0) {
         spdl__taker_look(p);
@@ -11248,6 +11365,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     spdl__next_work work = { false, SPDL__NEVER, NULL, 0 };
     spdl_result result = SPDL_EMPTY;
     bool late = false, slept = false, booked = false;
+    uint64_t now = p->wait_since; /* or 0, if more than a sitting has passed since then */
     int round = 0;
     if (p->pool != NULL) {
         work.works = p->works_ns != 0 && !spdl__pipeline_forked(p);
@@ -11262,11 +11380,14 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
             spdl__blame_begin(p, p->wait_since); /* shorter waits are not booked */
             booked = true;
         }
+        if (work.worker >= 0 && now != SPDL__NEVER) spdl__task_of(p, work.worker)->now = now;
+        now = 0;
         if (work.worker >= 0 && !spdl__load32(&p->stopping) &&
             spdl__step_for(p, work.worker, work.longest)) {
             result = spdl__sink_take(p, item);
             late = result == SPDL_EMPTY && spdl__late(deadline);
             round = 0;
+            now = SPDL__NEVER; /* the task knows */
         } else if (p->pool != NULL &&
                    spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->barred)) {
             result = spdl__sink_take(p, item);
@@ -11277,15 +11398,16 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
         }
     }
     if (slept) spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
-    if (booked) spdl__blame_mark(p, true);
+    if (booked) spdl__blame_end(p);
     spdl__store(&p->consumer, 0);
+    if (work.guest != NULL) p->now = 0; /* its work may wake a thread */
     spdl__next_leave(&work);
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
 /* Books the time of the steps before this item, without the waits. */
 SPDL__NOINLINE void spdl__next_step(spdl_pipeline *p) {
-    const uint64_t now = spdl_time_ns(), usual = SPDL__TIMED_NS;
+    const uint64_t now = spdl__next_now(p), usual = SPDL__TIMED_NS;
     const uint64_t waited = p->wait_ns - p->step_waited, count = p->step_group;
     const uint64_t ns = spdl__grown(waited, now - p->step_since);
     if (count > 1 && ns > count * usual + SPDL__SLOW_NS) { /* one of them was slow */
@@ -11345,12 +11467,13 @@ SPDL__NOINLINE spdl_result spdl__next_poll(spdl_pipeline *p) {
 
 /* The sink is empty: waits, and reports the wait. */
 SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_t timeout_ns) {
-    const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
-    const uint64_t waited_for = p->delivered;
-    const bool nests = p->pool != NULL && spdl__pool_is_worker(p->pool);
+    const uint64_t since = spdl_time_ns(), waited_for = p->delivered;
+    const uint64_t deadline = timeout_ns < 0 ? SPDL__NEVER : since + (uint64_t)timeout_ns;
+    const bool nests = p->pool != NULL && spdl__next_is_worker(p);
     spdl_result result = SPDL_E_INVALID;
     (void)spdl__ready_end(p, &p->waiting); /* else a sleep would overwrite it */
     spdl__store_relaxed(&p->wait_since, since);
+    p->timed = true;
     SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
     spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
     if (!nests || spdl__next_nests(p)) {
@@ -11363,6 +11486,7 @@ SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_
         spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1, (int)result,
                         since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
     spdl__next_waited(p);
+    spdl__sink_watch(p);
     return result;
 }
 
@@ -11898,6 +12022,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     for (i = 0; i < p->count; ++i) ticket[i] = spdl__rewind_ticket(&p->node[i]);
     for (i = 0; i < p->count; ++i)
         spdl__rewind_edge(&p->node[i], ticket[i], now, i == p->count - 1);
+    p->timed = true; /* the gap that begins */
     for (i = 0; i < p->count; ++i) spdl__rewind_node(p, &p->node[i], start);
     if (p->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
@@ -12937,6 +13062,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     int i;
     p->process = spdl__os_process_id();
     p->start_ns = spdl_time_ns();
+    p->timed = true;
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.gap_since = p->start_ns;
         if (i + 1 < p->count) p->node[i].out.idle_since = p->start_ns;
@@ -13323,11 +13449,11 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, u
     stats->from = node->row.next != NULL;
     stats->in_order = node->row.output_order == SPDL_ORDER_INPUT;
     stats->lock_found = locked_at > 0 && (int)locked_at == stats->concurrency;
-    stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
-    stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
     spdl__row_times(p, node->index, &times);
     spdl__stage_times(stats, &times);
     spdl__counters_sum(p, node, &sum);
+    stats->exposed_ns = sum.exposed_ns;
+    stats->exposed_idle_ns = sum.exposed_idle_ns;
     stats->tasks = sum.tasks;
     stats->failures = sum.failures;
     stats->skips = sum.skips;
@@ -13423,7 +13549,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     int i;
     /* a consumer may wait for a full buffer by its statistics: see spdl__sink_hint */
     if (!ended) spdl__wake_passed(p, false);
-    if (spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+    spdl__blame_mark(p, NULL, now);
     memset(s, 0, sizeof(*s));
     s->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);
     s->workers = p->threads + (int)spdl__load_relaxed32(&p->open);

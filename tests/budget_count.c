@@ -1,6 +1,6 @@
-/* Counts atomic writes for tests/check_budget.sh, which compiles budget_writes.c with
-   -fsanitize=thread: the compiler then calls a function at each atomic access. These functions take
-   the place of the sanitizer's.
+/* Counts atomic writes and clock reads for tests/check_budget.sh, which compiles budget_writes.c
+   with -fsanitize=thread: the compiler then calls a function at each atomic access. These functions
+   take the place of the sanitizer's.
 
    A write is a read-modify-write, also a swap that fails, or a full barrier. A store counts where
    another thread has written to the line since: that takes the line from its processor. */
@@ -9,13 +9,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <time.h>
 
 enum { SITES = 4096, LINES = 1 << 16, LINE_BYTES = 64 };
 
 /* A place in the program that writes. */
 typedef struct site {
     uintptr_t address; /* 0: free */
-    uint64_t writes, stores;
+    uint64_t writes, stores, clocks;
 } site;
 
 static site sites[SITES];
@@ -52,6 +53,11 @@ static void count_store(uintptr_t address) {
         __atomic_fetch_add(&site_of(address)->stores, 1, __ATOMIC_RELAXED);
 }
 
+static void count_clock(uintptr_t address) {
+    if (__atomic_load_n(&counting, __ATOMIC_RELAXED))
+        __atomic_fetch_add(&site_of(address)->clocks, 1, __ATOMIC_RELAXED);
+}
+
 void count_begin(void) { __atomic_store_n(&counting, 1, __ATOMIC_RELAXED); }
 
 void count_end(uint64_t items) {
@@ -59,9 +65,10 @@ void count_end(uint64_t items) {
     __atomic_store_n(&counting, 0, __ATOMIC_RELAXED);
     for (i = 0; i < SITES; i++)
         if (sites[i].address != 0)
-            printf("0x%016llx %.4f %.4f\n", (unsigned long long)sites[i].address,
+            printf("0x%016llx %.4f %.4f %.4f\n", (unsigned long long)sites[i].address,
                    (double)sites[i].writes / (double)items,
-                   (double)sites[i].stores / (double)items);
+                   (double)sites[i].stores / (double)items,
+                   (double)sites[i].clocks / (double)items);
 }
 
 /* ---- what the compiler calls ---- */
@@ -119,6 +126,14 @@ void __tsan_atomic_thread_fence(int order) {
 }
 void __tsan_atomic_signal_fence(int order);
 void __tsan_atomic_signal_fence(int order) { (void)order; }
+
+/* The linker gives calls of clock_gettime to __wrap_clock_gettime. */
+int __real_clock_gettime(clockid_t clock, struct timespec *now);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now) {
+    if (clock == CLOCK_MONOTONIC) count_clock(CALLER);
+    return __real_clock_gettime(clock, now);
+}
 
 /* Nothing else is of interest. */
 #define PLAIN(name)                                                                                \

@@ -6,7 +6,8 @@
 
 void count_begin(void);
 
-/* Prints a line for each place that wrote: its address, then writes and stores of an item. */
+/* Prints a line for each place that wrote or read the clock: its address, then writes, stores and
+   clock reads of an item. */
 void count_end(uint64_t items);
 
 #endif /* BUDGET_COUNT_H_INCLUDED */

@@ -677,6 +677,38 @@ static void next_on_a_worker_of_its_pool(void) {
     }
 }
 
+/* Takes from another pipeline on the pool that runs it. */
+SPDL_FN(takes_inner, A, A) {
+    spdl_pipeline *inner = (spdl_pipeline *)spdl_ctx(task);
+    void *item;
+    CHECK_EQ(spdl_pipeline_next(inner, &item, SPDL_SECONDS(5)), SPDL_E_INVALID);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* The thread waits in next, and later is a guest whose call does. */
+static void next_of_a_guest_that_was_none(void) {
+    const spdl_pool_desc pool_desc = { .guests = 1 };
+    spdl_pipeline *p, *inner;
+    void *item;
+    REQUIRE(spdl_pool_create(&shared_pool, &pool_desc) == SPDL_OK);
+    const spdl_pipeline_desc desc = { .pool = shared_pool, .logger = { log_lines, NULL } };
+    REQUIRE(created(&inner, NULL, &desc,
+                    SPDL_STAGES(SPDL_FEED(A), SPDL_PIPE(passes_a), SPDL_SINK(1))) == SPDL_OK);
+    CHECK_EQ(spdl_pipeline_next(inner, &item, 1000), SPDL_TIMEOUT);
+    REQUIRE(created(&p, NULL, &desc,
+                    SPDL_STAGES(SPDL_SOURCE(one_a), SPDL_PIPE(takes_inner, .ctx = inner),
+                                SPDL_SINK(1))) == SPDL_OK);
+    said.count = 0;
+    CHECK_EQ(spdl_pool_run(shared_pool, SPDL_FOREVER), SPDL_EMPTY);
+    CHECK_EQ(said.count, 1);
+    CHECK_STR(said.text[0], "spdl_pipeline_next: called on the last free worker of the pipeline's "
+                            "own pool, where it would wait for ever");
+    spdl_pipeline_destroy(p);
+    spdl_pipeline_destroy(inner);
+    spdl_pool_destroy(shared_pool);
+}
+
 /* --- types --- */
 
 SPDL_FN(makes_int, void, int) {
@@ -920,6 +952,7 @@ TEST_TABLE(mistakes) {
     TEST_CASE(a_push_without_a_feed),
     TEST_CASE(a_pipeline_in_a_forked_child),
     TEST_CASE(next_on_a_worker_of_its_pool),
+    TEST_CASE(next_of_a_guest_that_was_none),
     TEST_CASE(next_into_another_type),
     TEST_CASE(next_into_the_type_of_no_failure),
     TEST_CASE(next_into_a_type_that_may_fit),

@@ -72,6 +72,8 @@ static int no_file(const char *path, int how, ...) {
 #define open no_file
 #undef __x86_64__ /* its read-modify-writes are full barriers, and spdl.h knows */
 
+/* Every worker wakes two if there is work for two. */
+#define SPDL__WIDE_NS 0
 /* Each look at a row that may grow ends a window, and each window begins or judges a trial. */
 #define SPDL__MAX_CALLS 4
 #define SPDL__GROWTH_NS 0
@@ -745,10 +747,21 @@ static void ask(void) {
     if (error->item != seen.failed) explore_fail("the error has changed");
 }
 
+/* What the consumer waited for. */
+static uint64_t exposed(const spdl_stats *stats) {
+    uint64_t sum = 0;
+    int i;
+    for (i = 0; i < stats->stage_count; i++)
+        sum += stats->stage[i].exposed_ns + stats->stage[i].exposed_idle_ns;
+    return sum;
+}
+
 static void check_counts(void) {
     static spdl_stats stats;
     const uint64_t n = (uint64_t)seen.taken;
     spdl_pipeline_stats(pipeline, &stats);
+    if (exposed(&stats) > pipeline->wait_ns) /* of the statistics, the part before the end */
+        explore_fail("%d ns for stages, of %d", (int)exposed(&stats), (int)pipeline->wait_ns);
     /* an edge lacks one until the row that has passed the end moves its head */
     if (stats.delivered != n || stats.stage[1].tasks != n || stats.edge[0].items > n ||
         stats.edge[0].items + 1 < n || stats.edge[1].items != n)
@@ -857,14 +870,16 @@ static void *producer(void *arg) {
 }
 
 static void *watcher(void *arg) {
-    static spdl_stats stats;
-    uint64_t before = 0;
+    spdl_stats stats;
+    uint64_t before = 0, waited = 0;
     int i;
     for (i = 0; i < 2; i++) {
         spdl_pipeline_stats(pipeline, &stats);
         if (stats.delivered < before || stats.delivered > (uint64_t)items)
             explore_fail("%d delivered", (int)stats.delivered);
+        if (exposed(&stats) < waited) explore_fail("waits that shrink");
         before = stats.delivered;
+        waited = exposed(&stats);
         change_places();
     }
     return arg;
@@ -1057,11 +1072,17 @@ static const plan plans[] = {
       .at = ITEM(1) | ITEM(2) },
     { "calls that meet, three", row, .workers = 3, .concurrency = 3, .does = MEETS,
       .at = ITEM(0) | ITEM(1) | ITEM(2) },
+    { "calls that meet, four after others", row, .workers = 4, .concurrency = 4, .items = 7,
+      .buffer = 4, .does = MEETS, .at = ITEM(3) | ITEM(4) | ITEM(5) | ITEM(6) },
+    { "calls that meet after a pause", row, .workers = 4, .concurrency = 4, .items = 12,
+      .buffer = 4, .ahead = 6, .does = MEETS, .at = ITEM(8) | ITEM(9) | ITEM(10) | ITEM(11) },
     { "calls that meet from a feed", feed, .items = 3, .does = MEETS, .at = ITEM(1) | ITEM(2),
       .others = { producer } },
     { "calls that meet on a pool", row, .items = 3, .pipelines = 2, .does = MEETS,
       .at = ITEM(1) | ITEM(2), .others = { consumer_of_second } },
     { "statistics", row, .items = 3, .counts = true, .others = { watcher } },
+    { "statistics of many waits", row, .workers = 3, .concurrency = 3, .items = 6, .counts = true,
+      .others = { watcher, watcher } },
     { "statistics next works", row, .workers = 1, .works_ns = -1, .items = 3, .counts = true,
       .others = { watcher } },
     { "again", again, .items = 2, .concurrency = 1 },

@@ -43,7 +43,7 @@ bool asleep[2];
 #define MINE(p) HAS(p)
 #endif
 
-/* spdl__pool_wake_one: the first worker that sleeps */
+/* spdl__pool_wake: the first worker that sleeps */
 inline wake_one(p) {
     d_step { FENCED(p); first = waking == 0; waking = 1 };
     if

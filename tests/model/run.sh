@@ -147,6 +147,7 @@ full="-DPARKED -DCAP0=1 -DCAP1=1"
 late="-DLAST -DITEMS=5 -DLIM2=2 -DCAP2=4"
 large holds sit -DITEMS=1
 large holds sit $full -DITEMS=3
+large holds sit $full -DITEMS=3 -DPAIRS
 model holds sit $late -DROOMS=1
 model holds sit $late -DROOMS=2
 model holds sit -DHOLES -DITEMS=2 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1
@@ -229,12 +230,13 @@ for mutant in NO_NEXT NO_TAKE_HINT NO_TAKE_FENCE EARLY_SLEEPERS \
     EARLY_LOOK; do
     large breaks sit -DNO_SLEEP "-D$mutant"
 done
-for mutant in NO_ALL NO_LEAVE_HINT NO_CLEAR_AFTER LATE_FED PLAIN_WAITING DEAF_ROOM; do
+for mutant in NO_ALL NO_LEAVE_HINT NO_CLEAR_AFTER NO_WRAP LATE_FED PLAIN_WAITING DEAF_ROOM; do
     model breaks sit $full -DITEMS=3 "-D$mutant"
 done
 for mutant in NO_RECHECK LATE_WORD NO_TRAINER_LOOK; do
     large breaks sit $full -DITEMS=3 "-D$mutant"
 done
+large breaks sit $full -DITEMS=3 -DPAIRS -DNO_CLEAR_AFTER
 model breaks sit $late -DROOMS=2 -DNO_WAIT_HINT
 model breaks sit $late -DROOMS=1 -DNO_ASK_HINT
 model breaks sit -DHOLES -DITEMS=2 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1 -DNO_UNDO_HINT

@@ -16,6 +16,7 @@
 
      -DPARKED   begins with all workers asleep and all edges full
      -DLAST     so does this: row 2 alone, a call of it that hangs, the results behind it ready
+     -DPAIRS    calls are long: a worker that begins one wakes two
      -DNO_SLEEP the trainer never sleeps, which makes the model smaller
      -DHOLES    row 0 has ended; row 1 drops item HOLE, for which row 2 makes no result. Who passes
                 the hole enters row 2 by one swap, raises `dropped`, and moves the head by another
@@ -31,6 +32,7 @@
      NO_TAKE_FENCE   the take is no full barrier
      EARLY_SLEEPERS  `sleepers` is loaded before the take, as AArch64 may without a fence behind it
      EARLY_LOOK      the trainer does so with its own take
+     NO_WRAP         the search for a worker ends at the last one
      NO_CLEAR_AFTER  `waking` is not cleared behind the sleep
      NO_RECHECK      no second look
      LATE_WORD       the bell is read after the second look
@@ -196,14 +198,26 @@ inline ring(w) {
     fi
 }
 
-/* spdl__pool_wake_one, if found */
-inline wake() {
+/* spdl__pool_wake, if found. pair: the calls are long, and it may wake two. The search may begin at
+   any worker. */
+inline wake(pair) {
     if
     :: found ->
         d_step { found = waking == 0; waking = 1 };
         if
         :: found ->
-            ring(0);
+            if
+            :: ring(0)
+            :: ring(1)
+#if WORKERS > 2
+            :: ring(2)
+#endif
+            fi;
+#ifndef NO_WRAP
+            if
+            :: !found -> ring(0)
+            :: else
+            fi;
             if
             :: !found -> ring(1)
             :: else
@@ -211,6 +225,19 @@ inline wake() {
 #if WORKERS > 2
             if
             :: !found -> ring(2)
+            :: else
+            fi;
+#endif
+#endif
+#ifdef PAIRS
+            if
+            :: found && pair ->
+                ring(0);
+                if
+                :: !found -> ring(1)
+                :: else
+                fi;
+                found = true
             :: else
             fi;
 #endif
@@ -268,7 +295,7 @@ inline hint(p, n, first) {
 #endif
                 skip
             fi;
-            wake()
+            wake(first)
         fi
     fi
 }
@@ -476,7 +503,7 @@ end_guest:
 inline hint_last() {
     if
     :: waking || (sleepers & 15) == 0
-    :: else -> runnable(TRAINER, 2); wake()
+    :: else -> runnable(TRAINER, 2); wake(false)
     fi
 }
 

@@ -1,4 +1,4 @@
-/* A turn beside park and wake: spdl__worker_run, spdl__pool_park and spdl__pool_wake_one of
+/* A turn beside park and wake: spdl__worker_run, spdl__pool_park and spdl__pool_wake of
    >>pool-impl, with spdl__turn of >>core-impl.
 
    Two workers look for items. A worker that finds none gives a turn and looks again, or gives none
