@@ -270,8 +270,7 @@ static void batches_and_buffers_that_are_out(void) {
 SPDL_FN(forgets_return, int, int) {
     *out = (int *)spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
-    (void)spdl_fail(task, "%d is odd", *in);
-    return SPDL_OK;
+    return spdl_fail(task, "%d is odd", *in) == SPDL_OK ? SPDL_E_STAGE : SPDL_OK;
 }
 
 /* The library frees the buffer of a call that it fails. */

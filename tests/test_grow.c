@@ -114,7 +114,9 @@ static void what_does_not_help_is_taken_back(void) {
     p = DEFAULTS(COUNT_TO(-1), SLEEPS(&s), SPDL_SINK(8));
     for (long taken = 0; fails < 3 && taken < 20000;) {
         taken += take_from(p, taken, 10, SPDL_OK);
-        fails = __atomic_load_n(&p->node[1].growth->fails, __ATOMIC_RELAXED);
+        spdl__lock(&p->pool->growing, &p->pool->idle);
+        fails = p->node[1].growth->fails;
+        spdl__unlock(&p->pool->growing, &p->pool->idle);
         CHECK(stats_of(p, 1).concurrency <= 4 * first_calls());
     }
     CHECK_EQ(fails, 3);

@@ -328,7 +328,7 @@ static void destroy_waits_for_a_next_function(void) {
         slow_next s = { 0, 0 };
         spdl_pipeline *p = START(crowds[i], SPDL_FROM(item, next_is_late, &s), SPDL_SINK(1));
         await(&s.inside, 1);
-        s.left = 0;
+        __atomic_store_n(&s.left, 0, __ATOMIC_RELAXED);
         CHECK_EQ(spdl_pipeline_stop(p, 1), SPDL_TIMEOUT);
         DONE(p);
         CHECK_EQ(s.left, 1);
