@@ -402,6 +402,7 @@ static void others(void) {
     for (int i = 0; i < 2; i++) { /* the second time, too */
         is(until_interrupted(start(SPDL_STAGES(JOBS, SPDL_SINK(3))), &count), SPDL_OK, "Ctrl-C");
         is(count, 50, "Ctrl-C");
+        is(signal(SIGINT, SIG_DFL) == SIG_DFL, 1, "Ctrl-C: the next one ends the program");
     }
     is(until_interrupted(start(SPDL_STAGES(JOBS, SPDL_PIPE(fails_at_40), SPDL_SINK(3))), &count),
        SPDL_E_STAGE, "Ctrl-C: a failure");
