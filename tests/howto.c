@@ -51,6 +51,45 @@ static void fill(spdl_ring *ring, int from, int to) {
     spdl_ring_close(ring);
 }
 
+static void nap(void) {
+    const struct timespec rest = { 0, 200000 };
+    nanosleep(&rest, NULL);
+}
+
+/* The pipeline has failed, and its error has this text. */
+static void failed(spdl_pipeline *p, const char *text, const char *what) {
+    is(spdl_pipeline_failed(p) && strstr(spdl_pipeline_error(p)->text, text) != NULL, 1, what);
+}
+
+/* What ends a pipeline whose other results are jobs. */
+static spdl_result ends(spdl_pipeline *p) {
+    Job *job;
+    spdl_result result;
+    while ((result = SPDL_NEXT(p, &job, SPDL_FOREVER)) == SPDL_OK) free(job);
+    return result;
+}
+
+/* An urgent item that is pushed last, or while the normal ring is closed already, still arrives. */
+static void last_urgent(void) {
+    for (int round = 0; round < 21; round++) {
+        Rings rings = { ring_new(64), ring_new(64) };
+        Job *job = NULL;
+        if (round == 20) spdl_ring_close(rings.normal);
+        spdl_pipeline *p = with_priority(&rings);
+        is(SPDL_NEXT(p, &job, SPDL_SECONDS(0.003)), SPDL_TIMEOUT, "priority: no item, no end");
+        fill(rings.urgent, round, round + 1);
+        spdl_ring_close(rings.normal);
+        is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_OK, "priority: the last urgent item");
+        is(job == NULL ? -1 : job->id, round, "priority: the last urgent item");
+        free(job);
+        is(ends(p), SPDL_END, "priority: the end");
+        spdl_pipeline_destroy(p);
+        while (spdl_ring_try_pop(rings.urgent, &job) == SPDL_OK) free(job);
+        spdl_ring_destroy(rings.urgent, NULL, NULL);
+        spdl_ring_destroy(rings.normal, NULL, NULL);
+    }
+}
+
 static void sources(void) {
     long sum;
     Job *job;
@@ -70,6 +109,7 @@ static void sources(void) {
     is(job->id, 10, "priority: the first");
     free(job);
     is(all(p, &sum), 19, "priority");
+    last_urgent();
     is(all(start(SPDL_STAGES(SPDL_SOURCE(side_by_side, .free_item = free), SPDL_SINK(3))), &sum),
        100, "shards");
     is((int)sum, 4950, "shards");
@@ -83,7 +123,8 @@ static void requests(void) {
     Job *job;
     void *item = NULL;
     long sum;
-    uint64_t turn = 0, since = spdl_time_ns();
+    Rate rate = { 1000000, 0 }, slow = { 1100000000, 0 };
+    uint64_t since = spdl_time_ns();
     job = job_new(1);
     job->cancelled = 1;
     is(spdl_pipeline_push(p, job, SPDL_FOREVER), SPDL_OK, "push");
@@ -96,9 +137,17 @@ static void requests(void) {
     free(job);
     spdl_pipeline_destroy(p);
     is(all(start(SPDL_STAGES(JOBS, FETCH, SPDL_SINK(3))), &sum), 100, "retry");
-    is(all(start(SPDL_STAGES(JOBS, SPDL_PIPE(every_ms, .ctx = &turn), SPDL_SINK(3))), &sum), 100,
+    is(all(start(SPDL_STAGES(JOBS, SPDL_PIPE(in_turn, .ctx = &rate), SPDL_SINK(3))), &sum), 100,
        "rate");
     is(spdl_time_ns() - since > 90000000, 1, "rate: 100 items take 99 ms");
+    p = start(SPDL_STAGES(JOBS, SPDL_PIPE(in_turn, .ctx = &slow), SPDL_SINK(3)));
+    since = spdl_time_ns();
+    for (int i = 0; i < 2; i++) {
+        is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_OK, "rate");
+        free(job);
+    }
+    is(spdl_time_ns() - since > 1000000000, 1, "rate: less than one item a second");
+    spdl_pipeline_destroy(p);
 }
 
 SPDL_FN(ten_of_each, Job, Job) { /* as the lines of a file */
@@ -182,28 +231,72 @@ static void shuffles(void) {
     }
 }
 
-static void groups(void) {
-    static Pack *bucket[BUCKETS];
-    static Reservoir reservoir;
-    spdl_pipeline *p = start(SPDL_STAGES(JOBS, SPDL_PIPE(pack, .ctx = bucket, .flush = true,
-                                         .again = true, .free_item = free), SPDL_SINK(3)));
+SPDL_FN(of_length, Job, Job) { /* 1 to 50, or the length in ctx for one of them */
+    const int length = *(const int *)spdl_ctx(task);
+    if (in->id == 70 && length >= 0) in->length = length;
+    *out = in;
+    return SPDL_OK;
+}
+SPDL_FN(of_one, Job, Job) { return in->length = 1, *out = in, SPDL_OK; }
+
+static void packs(void) {
+    static Pack *bucket[BUCKETS + 4];
+    static const int lengths[] = { -1, 1, LONGEST, 0, LONGEST + 1, 500 };
     Pack *to;
+    for (int k = 0; k < 6; k++) {
+        int length = lengths[k], jobs = 0, packs = 0, short_ones = 0;
+        spdl_pipeline *p = start(SPDL_STAGES(JOBS, SPDL_PIPE(of_length, .ctx = &length),
+                                             PACKS(bucket), SPDL_SINK(3)));
+        for (; SPDL_NEXT(p, &to, SPDL_FOREVER) == SPDL_OK; pack_free(to), packs++) {
+            int longest = 0;
+            for (int i = 0; i < to->count; i++, jobs++) {
+                is(to->job[i]->length * 2 >= to->longest, 1, "buckets: lengths");
+                if (to->job[i]->length > longest) longest = to->job[i]->length;
+            }
+            is(to->longest, longest, "buckets: the longest");
+            is(to->count * longest <= BUDGET, 1, "buckets: the budget, with padding");
+            short_ones += to->count * 2 * longest < BUDGET;
+        }
+        is(jobs < 100, k > 2, "buckets: all items");
+        is(spdl_pipeline_failed(p), k > 2, "buckets: a length without a bucket");
+        if (k > 2) failed(p, " tokens", "buckets: a length without a bucket");
+        is(short_ones <= BUCKETS, 1, "buckets: only the last ones are short");
+        spdl_pipeline_destroy(p);
+        for (int b = 0; b < BUCKETS + 4; b++) is(bucket[b] == NULL, 1, "buckets: none is left");
+    }
+    spdl_pipeline *p = start(SPDL_STAGES(SPDL_COUNT(2 * BUDGET + 1),
+                                         SPDL_PIPE(make, .free_item = free), SPDL_PIPE(of_one),
+                                         PACKS(bucket), SPDL_SINK(3)));
+    for (int i = 0; i < 3; i++) {
+        is(SPDL_NEXT(p, &to, SPDL_FOREVER), SPDL_OK, "buckets: short items");
+        is(to->count, i < 2 ? BUDGET : 1, "buckets: short items");
+        pack_free(to);
+    }
+    spdl_pipeline_destroy(p);
+    p = start(SPDL_STAGES(JOBS, PACKS(bucket), SPDL_SINK(3))); /* destroy frees what is inside */
+    if (SPDL_NEXT(p, &to, SPDL_FOREVER) == SPDL_OK) pack_free(to);
+    spdl_pipeline_destroy(p);
+}
+
+SPDL_FN(fails_at_40, Job, Job) {
+    if (in->id == 40) return spdl_fail(task, "a 40");
+    *out = in;
+    return SPDL_OK;
+}
+
+static void groups(void) {
+    static Reservoir reservoir;
     Job *job;
     Piece *piece;
-    int jobs = 0, moved = 0, count = 0;
+    int moved = 0, count = 0, steps;
     uint64_t seen[2] = { 0, 0 };
-    while (SPDL_NEXT(p, &to, SPDL_FOREVER) == SPDL_OK) {
-        is(to->count * to->longest < BUDGET + 64, 1, "buckets: the budget");
-        for (int i = 0; i < to->count; i++, jobs++) {
-            is(to->job[i]->length * 2 >= to->longest, 1, "buckets: lengths");
-            free(to->job[i]);
-        }
-        free(to);
-    }
-    is(jobs, 100, "buckets");
+    packs();
+    spdl_pipeline *p = start(SPDL_STAGES(JOBS, SPDL_BATCH(10), SPDL_SINK(3)));
+    is(grow(p, &steps), SPDL_END, "growing batches");
+    is(steps, 6, "growing batches: 1, 1, 2, 2, 3 and one left");
     spdl_pipeline_destroy(p);
-    p = start(SPDL_STAGES(JOBS, SPDL_BATCH(10), SPDL_SINK(3)));
-    is(grow(p), 5, "growing batches: 1, 1, 2, 2, 3 and one left");
+    p = start(SPDL_STAGES(JOBS, SPDL_PIPE(fails_at_40), SPDL_BATCH(10), SPDL_SINK(3)));
+    is(grow(p, &steps), SPDL_E_STAGE, "growing batches: a failure is no end");
     spdl_pipeline_destroy(p);
     p = start(SPDL_STAGES(JOBS, SHUFFLE(&reservoir), SPDL_SINK(3)));
     for (; SPDL_NEXT(p, &job, SPDL_FOREVER) == SPDL_OK; free(job)) {
@@ -224,8 +317,7 @@ static void groups(void) {
 }
 
 static void epochs(void) {
-    spdl_pipeline *p = start(SPDL_STAGES(
-        SPDL_SOURCE(balanced, .continuous = true, .free_item = free), SPDL_SINK(3)));
+    spdl_pipeline *p = start(SPDL_STAGES(BALANCED, SPDL_SINK(3)));
     Job *job;
     long sum;
     int of[CLASSES] = { 0, 0, 0 };
@@ -234,18 +326,59 @@ static void epochs(void) {
             of[job->id < 4 ? 0 : job->id < 34 ? 1 : 2]++;
     is(of[0] == 20 && of[1] == 20 && of[2] == 20, 1, "balance");
     spdl_pipeline_destroy(p);
+    first[1] = 34;
+    first[2] = 34; /* class 1 has no items */
+    p = start(SPDL_STAGES(BALANCED, SPDL_SINK(3)));
+    is(ends(p), SPDL_E_STAGE, "balance: an empty class");
+    failed(p, "class 1 has no items", "balance: an empty class");
+    spdl_pipeline_destroy(p);
     p = start(SPDL_STAGES(JOBS, SPDL_SINK(3)));
     is(validate(p), 50, "validation");
     is(validate(p), 50, "validation again");
+    spdl_pipeline_destroy(p);
+    p = start(SPDL_STAGES(JOBS, SPDL_PIPE(fails_at_40), SPDL_SINK(3)));
+    is(validate(p), -1, "validation: a failure is no result");
     spdl_pipeline_destroy(p);
     is(all(start(SPDL_STAGES(JOBS, LONG_WINDOW, FETCH, SPDL_SINK(3))), &sum), 100, "slow items");
     is(all(start(SPDL_STAGES(JOBS, ANY_ORDER, SPDL_SINK(3))), &sum), 100, "slow items");
 }
 
-SPDL_FN(tone, void, Block) {
-    if ((*out = (Block *)calloc(1, sizeof(Block))) == NULL) return SPDL_E_NOMEM;
-    (*out)->frame[0] = 1;
-    return SPDL_OK;
+/* Every block is heard once and in order; all of them are back at the end. */
+static void audio_blocks(int wanted) {
+    static Audio audio;
+    float to[FRAMES];
+    int heard = 0;
+    memset(&audio, 0, sizeof audio);
+    is(audio_open(&audio), SPDL_OK, "audio");
+    while (heard < wanted && (audio.result == SPDL_OK || audio.result == SPDL_TIMEOUT)) {
+        audio_callback(&audio, to);
+        if (heard % 100 == 50) nap(); /* the sink and the ring are full, or empty */
+        if (audio.result != SPDL_OK) is(to[0] == 0, 1, "audio: silence");
+        if (audio.result == SPDL_OK) is((int)to[FRAMES - 1], ++heard, "audio: each block once");
+    }
+    is(heard, wanted < 1000 ? wanted : 1000, "audio");
+    if (wanted > 1000) is(audio.result, SPDL_END, "audio: the end");
+    const int late = audio.late;
+    for (int i = 0; wanted > 1000 && i < 10; i++) audio_callback(&audio, to);
+    if (wanted > 1000) is(audio.late, late, "audio: after the end nothing is late");
+    spdl_pipeline_destroy(audio.blocks);
+    is(audio.lost, 0, "audio: no block is lost");
+    is((int)spdl_ring_count(audio.unused), BLOCKS, "audio: all blocks are back");
+    spdl_ring_destroy(audio.unused, NULL, NULL);
+}
+
+/* A text that does not fit is refused, and nothing behind the buffer is written. */
+static void metrics_of(spdl_pipeline *p) {
+    char text[2000];
+    const int full = metrics(p, text, sizeof text);
+    is(full > 0 && strstr(text, "spdl_tasks_total{stage=\"make\"} ") != NULL, 1, "metrics");
+    for (int bytes = 0; bytes < full + 5; bytes++) {
+        int behind = 0;
+        memset(text, 1, sizeof text);
+        is(metrics(p, text, (size_t)bytes), bytes > full ? full : -1, "metrics: a small buffer");
+        for (size_t i = (size_t)bytes; i < sizeof text; i++) behind += text[i] != 1;
+        is(behind, 0, "metrics: nothing behind the buffer");
+    }
 }
 
 static void names(void) {
@@ -263,38 +396,32 @@ static void names(void) {
 static void others(void) {
     names();
     spdl_ring *home = ring_new(8);
-    Audio audio = { start(SPDL_STAGES(SPDL_SOURCE(tone, .free_item = free), SPDL_SINK(4))),
-                    ring_new(64), 0 };
     spdl_pipeline *p = start(SPDL_STAGES(JOBS, SPDL_SINK(3)));
     Object *object;
-    Block *block;
-    char text[2000];
-    float to[FRAMES];
-    int heard = 0, count = 0;
-    is(until_interrupted(start(SPDL_STAGES(JOBS, SPDL_SINK(3)))), 50, "Ctrl-C");
-    is(validate(p), 50, "metrics");
-    is(metrics(p, text, sizeof text) < (int)sizeof text &&
-           strstr(text, "spdl_tasks_total{stage=\"make\"} ") != NULL, 1, "metrics");
-    spdl_pipeline_destroy(p);
-    while (heard < 10 && audio.late < 1000000) {
-        audio_callback(&audio, to);
-        heard += to[0] > 0;
+    int count = 0;
+    for (int i = 0; i < 2; i++) { /* the second time, too */
+        is(until_interrupted(start(SPDL_STAGES(JOBS, SPDL_SINK(3))), &count), SPDL_OK, "Ctrl-C");
+        is(count, 50, "Ctrl-C");
+        is(signal(SIGINT, SIG_DFL) == SIG_DFL, 1, "Ctrl-C: the next one ends the program");
     }
-    is(heard, 10, "audio");
-    while (spdl_ring_try_pop(audio.used, &block) == SPDL_OK) free(block);
-    spdl_pipeline_destroy(audio.blocks);
-    spdl_ring_destroy(audio.used, NULL, NULL);
+    is(until_interrupted(start(SPDL_STAGES(JOBS, SPDL_PIPE(fails_at_40), SPDL_SINK(3))), &count),
+       SPDL_E_STAGE, "Ctrl-C: a failure");
+    is(validate(p), 50, "metrics");
+    metrics_of(p);
+    spdl_pipeline_destroy(p);
+    for (int i = 0; i < 20; i++) audio_blocks(i < 19 ? 7 * i : 2000);
+    count = 0;
     p = start(SPDL_STAGES(OBJECTS(home), SPDL_SINK(3)));
-    for (; SPDL_NEXT(p, &object, SPDL_FOREVER) == SPDL_OK; object_back(object)) count++;
+    Object *held[20] = { NULL }; /* more than the ring holds: some are freed */
+    for (; SPDL_NEXT(p, &object, SPDL_FOREVER) == SPDL_OK; held[count++ % 20] = object) {
+        if (object->grown == NULL && (object->grown = (float *)malloc(4000)) == NULL) exit(1);
+        if (held[count % 20] != NULL) object_back(held[count % 20]);
+    }
+    for (int i = 0; i < 20; i++) object_back(held[i]);
     is(count, 1000, "objects");
     spdl_pipeline_destroy(p);
-    while (spdl_ring_try_pop(home, &object) == SPDL_OK) free(object);
-    spdl_ring_destroy(home, NULL, NULL);
-}
-
-static void nap(void) {
-    const struct timespec rest = { 0, 200000 };
-    nanosleep(&rest, NULL);
+    is((int)spdl_ring_count(home), 8, "objects: the ring is full");
+    spdl_ring_destroy(home, object_free, NULL);
 }
 
 /* A path in the folder of this run. */
@@ -316,11 +443,6 @@ static spdl_files *files_of(const char *name) {
     spdl_files *files;
     if (spdl_files_open(&files, in_folder(name), NULL) != SPDL_OK) exit(1);
     return files;
-}
-
-/* The pipeline has failed, and its error has this text. */
-static void failed(spdl_pipeline *p, const char *text, const char *what) {
-    is(spdl_pipeline_failed(p) && strstr(spdl_pipeline_error(p)->text, text) != NULL, 1, what);
 }
 
 typedef struct Pusher { spdl_pipeline *p; spdl_ring *ring; } Pusher;
@@ -358,12 +480,23 @@ static void in_time(void) {
     pthread_join(thread, NULL);
     spdl_pipeline_destroy(by.p);
     spdl_ring_destroy(by.ring, NULL, NULL);
+    Pusher stopped = { start(SPDL_STAGES(REQUESTS, SPDL_SINK(3))), ring_new(2) };
+    Job *job = job_new(0);
+    is(spdl_pipeline_stop(stopped.p, SPDL_FOREVER), SPDL_OK, "in time: a stop");
+    is(spdl_ring_try_push(stopped.ring, &job), SPDL_OK, "in time: a stop");
+    push_in_time(stopped.p, stopped.ring);
+    job = job_new(1);
+    is(spdl_ring_try_push(stopped.ring, &job), SPDL_CLOSED, "in time: no producer waits for ever");
+    free(job);
+    spdl_pipeline_destroy(stopped.p);
+    spdl_ring_destroy(stopped.ring, NULL, NULL);
 }
 
 static void live(void) {
     static spdl_stats stats;
+    Job *job = NULL;
     spdl_pipeline *p = start(SPDL_STAGES(LIVE, SPDL_PIPE(decode_video), SPDL_SINK(8)));
-    is(newest(p, 0) == NULL, 1, "newest: none");
+    is(newest(p, &job, 0), SPDL_TIMEOUT, "newest: none");
     for (int i = 0; i < 40; i++) {
         is(spdl_pipeline_push(p, job_new(i), SPDL_FOREVER), SPDL_OK, "newest");
         do {
@@ -371,10 +504,18 @@ static void live(void) {
             spdl_pipeline_stats(p, &stats);
         } while (stats.edge[1].depth <= i % 4);
         if (i % 4 < 3) continue; /* a step lasts four frames */
-        Job *job = newest(p, SPDL_FOREVER);
+        is(newest(p, &job, SPDL_FOREVER), SPDL_OK, "newest");
         is(job->id, i, "newest: the frame pushed last");
         free(job);
     }
+    is(spdl_pipeline_push(p, job_new(40), SPDL_FOREVER), SPDL_OK, "newest");
+    is(spdl_pipeline_push_end(p), SPDL_OK, "newest: the end");
+    is(newest(p, &job, SPDL_FOREVER), SPDL_OK, "newest: the last one before the end");
+    is(job->id, 40, "newest: the last one before the end");
+    free(job);
+    is(newest(p, &job, SPDL_FOREVER), SPDL_END, "newest: the end");
+    spdl_pipeline_destroy(p);
+    p = start(SPDL_STAGES(LIVE, SPDL_PIPE(decode_video), SPDL_SINK(8)));
     for (int i = 0; i < 30; i++) (void)spdl_pipeline_push(p, job_new(i), 0);
     spdl_pipeline_destroy(p);
 }
@@ -445,8 +586,10 @@ static void consumers(void) {
     }
     is(count, 200, "tee: all frames");
     spdl_pipeline_destroy(p);
-    for (; spdl_ring_try_pop(preview, &shown) == SPDL_OK; frame_free(shown))
+    spdl_ring_close(preview);
+    for (; spdl_ring_pop(preview, &shown, SPDL_FOREVER) == SPDL_OK; frame_free(shown), last = -1)
         is(shown->references, 1, "tee: only the preview has it");
+    is(last, -1, "tee: the preview gets the rest, and its end");
     spdl_ring_destroy(preview, NULL, NULL);
 }
 
@@ -478,6 +621,13 @@ static void streams(void) {
         is(count, shorter ? 50 : 100, "pairs");
         is(spdl_pipeline_failed(p), shorter, "pairs: a stream that ends first");
         if (shorter) failed(p, "pair 50: left ok, right end of data", "pairs: which one");
+        (void)spdl_pipeline_stop(p, SPDL_FOREVER);
+        is(spdl_pipeline_rewind(two[0], 0, SPDL_FOREVER), SPDL_OK, "pairs: again");
+        is(spdl_pipeline_rewind(two[1], 0, SPDL_FOREVER), SPDL_OK, "pairs: again");
+        is(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK, "pairs: again");
+        for (count = 0; SPDL_NEXT(p, &both, SPDL_FOREVER) == SPDL_OK; pair_free(both), count++)
+            is(both->left->id == count && both->right->id == count, 1, "pairs: again");
+        is(count, shorter ? 50 : 100, "pairs: again");
         spdl_pipeline_destroy(p);
         spdl_pipeline_destroy(two[0]);
         spdl_pipeline_destroy(two[1]);
@@ -594,8 +744,8 @@ static uint64_t mixture(const double *weights, int which, int seen[2][360]) {
                                .samplers = sources };
     desc.draws = which == 0 ? 360 : draws_until(&desc, which == 2);
     memset(seen, 0, 2 * sizeof *seen);
-    if (spdl_sampler_create(&mixed, &desc) != SPDL_OK) exit(1);
-    for (uint64_t epoch = 0; epoch < 2; epoch++)
+    is(spdl_sampler_create(&mixed, &desc), SPDL_OK, "mixture: its draws");
+    for (uint64_t epoch = 0; mixed != NULL && epoch < 2; epoch++)
         for (uint64_t i = 0; spdl_sampler_item(mixed, epoch, i, &item) == SPDL_OK; i++)
             seen[epoch][before[item.source] + item.index]++;
     spdl_sampler_destroy(mixed);
@@ -616,6 +766,22 @@ static void mixtures(void) {
     for (int i = 0; i < 360; i++) is(seen[0][i] < 2, 1, "odd mixture: nothing twice");
     (void)mixture(odd, 2, seen);
     for (int i = 0; i < 360; i++) is(seen[0][i] > 0, 1, "odd mixture: each item");
+    for (int none = 0; none < 3; none++) { /* a source that is never drawn */
+        static const int from[] = { 0, 300, 340, 360 };
+        double weights[3] = { 1, 1, 1 };
+        weights[none] = 0;
+        for (int all_of = 0; all_of < 2; all_of++) {
+            const uint64_t draws = mixture(weights, 1 + all_of, seen);
+            const uint64_t least = none == 2 ? 40 : 20, most = none == 0 ? 40 : 300;
+            is(draws <= 2 * most + 4 && draws + 8 >= 2 * (all_of ? most : least), 1,
+               "weight 0: the draws");
+            for (int i = 0; i < 360; i++) {
+                const bool never = i >= from[none] && i < from[none + 1];
+                is(never ? seen[0][i] == 0 : all_of ? seen[0][i] > 0 : seen[0][i] < 2, 1,
+                   all_of ? "weight 0: each item of the others" : "weight 0: nothing twice");
+            }
+        }
+    }
 }
 
 static int stepped, step_ids[3 * IMAGES];
@@ -635,6 +801,18 @@ static void in_memory(void) {
     is(memcmp(step_ids, step_ids + IMAGES, IMAGES * sizeof(int)) != 0, 1, "in memory: shuffled");
     is(count, IMAGES, "in memory: decoded once");
     spdl_pipeline_destroy(p);
+    stepped = 0;
+    p = start(SPDL_STAGES(SPDL_COUNT(IMAGES), DECODED(&count), SPDL_SINK(3)));
+    is(run_epochs(p, 3, step), SPDL_END, "in memory: a table without .continuous");
+    is(stepped, IMAGES, "in memory: has one epoch");
+    spdl_pipeline_destroy(p);
+    stepped = 0;
+    p = start(SPDL_STAGES(SPDL_COUNT(IMAGES + 1, .continuous = true), DECODED(&count),
+                          SPDL_SINK(3)));
+    is(run_epochs(p, 3, step), SPDL_E_STAGE, "in memory: more than the table has");
+    failed(p, "100 is not in the table", "in memory: more than the table has");
+    spdl_pipeline_destroy(p);
+    is(count, IMAGES, "in memory: still decoded once");
     spdl_sampler_destroy(sampler);
     for (int i = 0; i < IMAGES; i++) free(decoded[i]);
 }
@@ -725,6 +903,21 @@ static void zstds(void) {
     }
     write_file("text.zst", bytes, at);
     cut_file("text.zst", "cut.zst");
+    for (int blocks = 1; blocks < 4; blocks++) { /* the text ends where a block ends */
+        memset(text, 'x', (size_t)blocks * BLOCK);
+        for (int i = 0; i < blocks * 1024; i++) text[i * 64 + 63] = '\n';
+        const size_t some = ZSTD_compress(bytes, sizeof bytes, text, (size_t)blocks * BLOCK, 1);
+        write_file("whole.zst", bytes, some);
+        spdl_files *files = files_of("whole.zst");
+        spdl_pipeline *p = start(SPDL_STAGES(SPDL_FILES(files), ZST_LINES, SPDL_SINK(3)));
+        char *line;
+        int count = 0;
+        for (; SPDL_NEXT(p, &line, SPDL_FOREVER) == SPDL_OK; spdl_buffer_free(line)) count++;
+        is(count, blocks * 1024, "zstd: whole blocks");
+        is(spdl_pipeline_failed(p), 0, "zstd: whole blocks");
+        spdl_pipeline_destroy(p);
+        spdl_files_close(files);
+    }
     packed_lines("text.zst", &row, 3000, false, "");
     packed_lines("cut.zst", &row, 3000, true, "");
 }
@@ -790,6 +983,7 @@ static void rows_by_number(void) {
     spdl_pipeline_destroy(p);
 
     uint64_t at = 4 + 21 * 4 + 10; /* a shard of MosaicML: offsets, ten bytes of JSON, samples */
+    put(file + 4 + 21 * 4, at + 300, 4); /* could be an offset, but is JSON */
     put(file, 20, 4);
     put(file + 4, at, 4);
     for (size_t i = 0; i < 20; i++) {
@@ -806,6 +1000,11 @@ static void rows_by_number(void) {
         seen[blob->data[0]]++;
     }
     for (int i = 0; i < 20; i++) is(seen[i], 2, "MDS: each once");
+    spdl_pipeline_destroy(p);
+    p = start(SPDL_STAGES(SPDL_COUNT(21), SPDL_PIPE(mds_sample, .ctx = &shard, .free_item = free),
+                          SPDL_SINK(3)));
+    while (SPDL_NEXT(p, &blob, SPDL_FOREVER) == SPDL_OK) free(blob);
+    failed(p, "no sample 20", "MDS: none behind the last");
     spdl_pipeline_destroy(p);
     spdl_sampler_destroy(sampler);
 }
@@ -894,6 +1093,7 @@ static void some_files(void) {
         const char *class = class_of(spdl_files_path(files, i), &bytes);
         is(bytes == 3 && memcmp(class, names[i], 3) == 0, 1, "classes: their names");
     }
+    is(class_of("0.txt", &bytes) != NULL && bytes == 0, 1, "classes: a path without a folder");
     spdl_files_close(files);
 }
 
@@ -949,6 +1149,41 @@ static void threads(void) {
 SPDL_FN(twice, Job, Job) { return in->answer = 2 * in->id, *out = in, SPDL_OK; }
 SPDL_FN(thrice, Job, Job) { return in->answer = 3 * in->id, *out = in, SPDL_OK; }
 
+typedef struct Submit { spdl_pool *pool; Job jobs[300]; int done; spdl_result result; } Submit;
+static void *submits(void *arg) {
+    Submit *s = (Submit *)arg;
+    s->result = run_jobs(s->pool, s->jobs, 300);
+    for (int i = 0; i < 300; i++) s->done += s->jobs[i].answer != 0;
+    return NULL;
+}
+static bool let_go;
+static void job_holds(void *arg, int worker, void *local) {
+    (void)worker, (void)local;
+    __atomic_add_fetch((int *)arg, 1, __ATOMIC_RELAXED);
+    while (!__atomic_load_n(&let_go, __ATOMIC_RELAXED)) nap();
+}
+
+/* A stop of the pool refuses the rest of the jobs. When run_jobs returns, those before are done. */
+static void refused_jobs(void) {
+    static Submit s;
+    pthread_t thread;
+    int held = 0;
+    if (open_pool(&s.pool) != SPDL_OK) exit(1);
+    for (int i = 0; i < 300; i++) s.jobs[i].id = i + 1;
+    for (int i = 0; i < 2; i++)
+        is(spdl_pool_submit(s.pool, job_holds, &held, SPDL_FOREVER), SPDL_OK, "refused jobs");
+    while (__atomic_load_n(&held, __ATOMIC_RELAXED) < 2) nap();
+    pthread_create(&thread, NULL, submits, &s);
+    for (int i = 0; i < 100; i++) nap(); /* the queue is full */
+    is(spdl_pool_stop(s.pool, 0), SPDL_TIMEOUT, "refused jobs");
+    for (int i = 0; i < 100; i++) nap();
+    __atomic_store_n(&let_go, true, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    is(s.result, SPDL_CLOSED, "refused jobs");
+    is(s.done, 32, "refused jobs: those before are done");
+    spdl_pool_destroy(s.pool);
+}
+
 static void pools(void) {
     spdl_pool *pool;
     Job jobs[300] = { { 0 } }, *job;
@@ -960,15 +1195,33 @@ static void pools(void) {
     is(no_more_jobs(pool), SPDL_OK, "jobs");
     is(run_jobs(pool, jobs, 1), SPDL_CLOSED, "jobs: none after a stop");
     for (int i = 0; i < 100; i++) {
-        if (i == 40) is(go_on(&p, pool, SPDL_STAGES(JOBS, SPDL_PIPE(thrice), SPDL_SINK(3))),
-                        SPDL_OK, "other rows");
+        const bool odd = (i + 10) / 25 % 2;
+        if (i % 25 == 15) /* four times */
+            is(odd ? go_on(&p, pool, SPDL_STAGES(JOBS, SPDL_PIPE(thrice), SPDL_SINK(3)))
+                   : go_on(&p, pool, SPDL_STAGES(JOBS, SPDL_PIPE(twice), SPDL_SINK(3))),
+               SPDL_OK, "other rows");
         is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_OK, "other rows");
-        is(job->id == i && job->answer == (i < 40 ? 2 : 3) * i, 1, "other rows: at the next item");
+        is(job->id, i, "other rows: at the next item");
+        is(job->answer, (odd ? 3 : 2) * i, "other rows: by the other rows");
         free(job);
     }
     is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_END, "other rows: the end");
     spdl_pipeline_destroy(p);
+    const spdl_stage fewer[] = { JOBS, SPDL_PIPE(check, .max_failures = -1), SPDL_SINK(3) };
+    int last = -1;
+    p = on_pool(pool, SPDL_TABLE(fewer)); /* some items are dropped */
+    for (int i = 0; i < 90; i++) {
+        if (i % 20 == 10) is(go_on(&p, pool, SPDL_TABLE(fewer)), SPDL_OK, "other rows: drops");
+        is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_OK, "other rows: drops");
+        is(job->id, last + (last % 10 == 2 ? 2 : 1), "other rows: drops");
+        last = job->id;
+        free(job);
+    }
+    is(go_on(&p, pool, SPDL_STAGES(JOBS, SPDL_BATCH(3), SPDL_SINK(3))), SPDL_E_INVALID,
+       "other rows: of another kind");
+    spdl_pipeline_destroy(p);
     spdl_pool_destroy(pool);
+    refused_jobs();
 }
 
 #ifdef __linux__
@@ -986,6 +1239,12 @@ SPDL_FN(scheduled, Job, Job) {
     *(int *)spdl_ctx(task) += idle && getpriority(PRIO_PROCESS, 0) == 19;
     *out = in;
     return SPDL_OK;
+}
+
+SPDL_FN(bad_squares, spdl_index, int) {
+    if ((*out = (int *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    **out = 1;
+    return in->index == 50 ? spdl_fail(task, "a 50") : SPDL_OK;
 }
 
 static void nodes(void) {
@@ -1011,6 +1270,11 @@ static void nodes(void) {
     is(open_loader(&loader, 1 << 20, &error), SPDL_OK, "loader");
     is(sum_of_pass(loader), 328350, "loader: the first pass");
     is(sum_of_pass(loader), 328350, "loader: again");
+    spdl_loader_close(loader);
+    const spdl_loader_desc failing = { .pipeline = { .workers = 2 }, .fork_with_threads = true };
+    is(spdl_loader_open(&loader, &failing, SPDL_STAGES(SPDL_COUNT(100), SPDL_PIPE(bad_squares),
+           SPDL_BATCH_OF(int, 10), SPDL_SINK(2))), SPDL_OK, "loader");
+    is(sum_of_pass(loader), -1, "loader: a failure is no sum");
     spdl_loader_close(loader);
     spdl_loader_batch some = { 0 };
     int ends[2], sum = 0, idle = 0;
