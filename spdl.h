@@ -8408,8 +8408,8 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl__counters *counters = s->counters;
     bool judged = false;
     spdl__store_relaxed(&task->open, 0); /* also of a resumed call */
-    task->now = 0;
-    if (s->calls > 0) {
+    if (s->calls == 0) task->now = 0;
+    else {
         uint64_t ns;
         bool slow;
         if (!s->timed) s->now = spdl_time_ns();
@@ -8599,9 +8599,9 @@ SPDL__INLINE uint64_t spdl__next_now(spdl_pipeline *p) {
    gap. */
 SPDL__INLINE void spdl__sink_watch(spdl_pipeline *p) {
     p->timed = !SPDL__NO_STATS &&
-               (p->delivered < 2 || p->feed != NULL || p->sink->track != NULL ||
-                spdl__load_relaxed(&p->wait_since) != 0 ||
-                spdl__load_relaxed(&p->sink->gap_since) != 0);
+               (spdl__load_relaxed(&p->wait_since) != 0 ||
+                spdl__load_relaxed(&p->sink->gap_since) != 0 || p->delivered < 2 ||
+                p->feed != NULL || p->sink->track != NULL);
 }
 
 SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
@@ -8642,8 +8642,9 @@ SPDL__INLINE void spdl__sink_moved(spdl_pipeline *p, bool item) {
 SPDL__NOINLINE void spdl__sink_moves_timed(spdl_pipeline *p, uint64_t head,
                                            const spdl__slot *item) {
     spdl__edge *sink = p->sink;
-    const uint64_t now = p->now = SPDL__NO_STATS ? 0 : spdl_time_ns();
+    const uint64_t now = SPDL__NO_STATS ? 0 : spdl_time_ns();
     const uint64_t waited = spdl__edge_put_wait(sink, head - 1, now);
+    p->now = item != NULL ? now : 0; /* without an item the wait goes on */
     if (item != NULL && p->feed != NULL) spdl__sink_answer(p, item, now);
     if (item != NULL && p->delivered < 2) spdl__sink_starts(p, now);
     if (waited != 0) spdl__count(&sink->put_wait_ns, waited); /* only the consumer adds here */
@@ -8681,7 +8682,6 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
         unsigned tag;
         bool failed;
         if (!spdl__slot_has(slot, head)) {
-            p->now = 0;
             if (!halted) return SPDL_EMPTY;
             p->closed_returned = true;
             (void)spdl__sink_over(p, 0);
@@ -11474,6 +11474,7 @@ SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_
     (void)spdl__ready_end(p, &p->waiting); /* else a sleep would overwrite it */
     spdl__store_relaxed(&p->wait_since, since);
     p->timed = true;
+    p->now = 0;
     SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
     spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
     if (!nests || spdl__next_nests(p)) {
