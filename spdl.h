@@ -13834,9 +13834,13 @@ SPDL__COLD void spdl__find_settings(const spdl_stats *s, spdl__found *f, bool ca
     for (i = 0; i < s->stage_count; ++i) {
         const bool pooled = spdl__stage_pooled(s, i);
         const int now = s->stage[i].concurrency; /* workers make no more than their number */
+        const int at_once = pooled && now > threads ? threads : now;
+        const int times = spdl__stage_far(s, i);
+        /* results that wait for an earlier call hold the places of calls that sleep */
+        const bool held = times > 2 && spdl__stage_load(s, i) < SPDL__SURE;
         const int more = !(busy >> i & 1) ? 0 : spdl__find_more(
-            spdl__stage_work(s, i), rest, pooled && now > threads ? threads : now,
-            spdl__stage_far(s, i), pooled ? SPDL__WORKERS_ADVISED : SPDL__MAX_CONCURRENCY);
+            held ? at_once * passed : spdl__stage_work(s, i), rest, at_once, times,
+            pooled ? SPDL__WORKERS_ADVISED : SPDL__MAX_CONCURRENCY);
         if (more > now) f->is.concurrency[i] = more;
         if (more > most && pooled) most = more;
     }
@@ -13979,13 +13983,14 @@ SPDL__COLD int spdl__stats_hottest(const spdl_stats *s, double used) {
 }
 
 /* Sets `f` and returns true if the busiest row, or all rows, lack processors. A row that does not
-   wait for one has enough. f->others is 0 if it is unknown. */
+   wait for one has enough. f->others is 0 if it is unknown. Calls that sleep can wait for idle
+   processors, as they wake together. */
 SPDL__COLD bool spdl__find_full(const spdl_stats *s, spdl__found *f, int busiest) {
     const double cores = s->cores_allowed, load = spdl__stage_load(s, busiest);
     const bool ours = f->used >= SPDL__FULL * cores;
     const bool queued = spdl__stage_queued(&s->stage[busiest]);
     const bool unknown = s->others_cpu_ns == 0 && s->stage[busiest].runnable_known &&
-                         load >= SPDL__LIMITING;
+                         load >= SPDL__LIMITING && !spdl__stage_sleeps(&s->stage[busiest]);
     const bool full = f->used + f->others >= SPDL__FULL * cores;
     const int hottest = spdl__stats_hottest(s, f->used);
     if (f->used <= 0 || !(ours || ((full || unknown) && queued))) return false;

@@ -99,6 +99,32 @@ static bool lacks(const spdl_stats *s, const char *words) {
     ". If the last step gained nothing, take it back: its calls wait for each other. "             \
     "SPDL_DOCTOR=30 finds out."
 
+/* 16 calls that sleep wake together. They wait for processors that are idle at other times, and a
+   third of their places is held by results that wait for an earlier call. */
+static void calls_that_wake_together(void) {
+    spdl_stats s = second();
+    s.default_workers = true;
+    s.workers = 15;
+    s.next_works = true;
+    s.wait_ns = 990000000;
+    s.step_ns = 10000000;
+    s.cores = 2;
+    s.cores_allowed = 2;
+    s.process_cpu_ns = 700000000;
+    s.others_cpu_ns = 0;
+    s.stage[2].concurrency = 16;
+    busy(&s, 2, 10.6, 0.06);
+    s.stage[2].runnable_known = true;
+    s.stage[2].runnable_ns = s.stage[2].busy_ns / 4;
+    s.stage[2].blocked_ns -= s.stage[2].runnable_ns;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "busy 66 % of the time (concurrency 16), asleep. "
+                                            "Write .concurrency = 92: up to 2x"));
+    busy(&s, 2, 10.6, 0.6); /* as many that compute lack processors */
+    s.stage[2].runnable_ns = s.stage[2].busy_ns / 4;
+    s.stage[2].blocked_ns -= s.stage[2].runnable_ns;
+    CHECK(is(&s, SPDL_LIMIT_MACHINE, 2, "waited for a processor, 25 %"));
+}
+
 static void concurrency_up_to_the_next_limit(void) {
     spdl_stats s = second();
     busy(&s, 2, 0.96, 1); /* not over twice as much as now */
@@ -1396,6 +1422,7 @@ static void process_in_the_numbers(void) {
 }
 
 TEST_TABLE(verdict) {
+    TEST_CASE(calls_that_wake_together),
     TEST_CASE(concurrency_up_to_the_next_limit),
     TEST_CASE(two_that_are_as_busy),
     TEST_CASE(two_that_have_all_workers),
