@@ -69,8 +69,9 @@ awk "$read"'
 function cell(name, what, wanted,   side, text) {
     side = best(name, wanted)
     if (side == "" || value[name, side, what] == "") return ""
-    text = what == "value" ? unit[name, side] : what == "peak_mb" ? "MB" : "ms"
-    text = digits(value[name, side, what]) " " text
+    text = digits(value[name, side, what])
+    if (wanted == "spdl.h")
+        text = text " " (what == "value" ? unit[name, side] : what == "peak_mb" ? "MB" : "ms")
     if (wanted == "spdl.h" && sub(/^spdl.h, /, "", side)) return text ", " side
     return wanted == "C" ? text ", " side : text
 }
@@ -90,8 +91,8 @@ function row(title, name) {
 on && /^\| \| spdl.h/ { $0 = "| | spdl.h | best in C, C++ | PyTorch | SPDL | Grain |" }
 on && /^\|---/ {
     print "|---|--:|--:|--:|--:|--:|"
-    row("calls that sleep 10 ms, each side at its default", "io_default")
-    row("the same, 64 threads or processes each", "io_best")
+    row("calls that sleep 10 ms, each at its default", "io_default")
+    row("the same, 64 at a time", "io_best")
     next
 }
 on && match($0, /`io_(default|best)`/) && substr($0, RSTART + 1, RLENGTH - 2) in sides { next }
