@@ -147,7 +147,7 @@ static double fetch_all(Client *client, List list, int in_flight) {
 
 int main(int argc, char **argv) {
     Client client = { .multi = NULL };
-    if (argc != 3) return puts("usage: http_fetch PREFIX COUNT"), 2;
+    if (argc != 3 || strlen(argv[1]) > 200) return puts("http_fetch PREFIX(<= 200 B) COUNT"), 2;
     if (curl_global_init(CURL_GLOBAL_DEFAULT) || !client_open(&client)) return puts("no curl"), 1;
     const uint64_t count = strtoull(argv[2], NULL, 10);
     const double one = fetch_all(&client, (List){ argv[1], 20 }, 1);

@@ -148,7 +148,7 @@ int main(int argc, char **argv) {
     static position after;
     share of[RANKS] = { { NULL, NULL } };
     const char *path = NULL;
-    char fresh[300];
+    char fresh[4096 + 8];
     int steps = 90, loaders = 0;
     MPI_Comm comm;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &world); /* workers do not call MPI */

@@ -631,6 +631,9 @@ typedef struct watched {
     int looks; /* atomic */
 } watched;
 
+static bool no_step(void *self, int worker, bool again) {
+    return self == NULL && worker == 0 && again;
+}
 static bool no_work(void *self, int worker) { return self == NULL && worker == 0; }
 
 static void no_guest(void *self) { (void)self; }
@@ -647,7 +650,7 @@ static void a_call_that_keeps_next_is_named_in_time(void) {
     const spdl_pool_desc pool_desc = { .workers = 1, .guests = 1 };
     uint64_t took[2];
     for (int soon = 0; soon < 2; ++soon) {
-        watched w = { { no_work, no_work, no_guest, counts_looks, &w }, soon != 0, 0 };
+        watched w = { { no_step, no_work, no_guest, counts_looks, &w }, soon != 0, 0 };
         const uint64_t start = spdl_time_ns();
         spdl__client_slot *slot;
         spdl_pool *pool;

@@ -925,9 +925,10 @@ typedef struct idler {
     int passed_on;         /* atomic */
 } idler;
 
-static bool idler_step(void *self, int worker) {
+static bool idler_step(void *self, int worker, bool again) {
     idler *i = (idler *)self;
     (void)worker;
+    (void)again;
     __atomic_fetch_add(&i->steps, 1, __ATOMIC_ACQ_REL);
     for (int left = get(&i->left); left != 0;)
         if (left < 0 || __atomic_compare_exchange_n(&i->left, &left, left - 1, false,
