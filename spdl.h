@@ -649,7 +649,7 @@ typedef struct spdl_batch {
 #else
 #define SPDL__TRY(result, call) result = call;
 #endif
-#ifdef __cplusplus /* names and sizes are the compiler's: see >>cpp */
+#ifdef __cplusplus /* the compiler gives the name and the size of a type */
 #define SPDL__TYPE(T) spdl__type<T>::name()
 #define SPDL__BYTES(T) spdl__bytes<T>(0)
 #else
@@ -724,7 +724,8 @@ typedef struct spdl_batch {
 #endif
 #define SPDL__PATH_ROW(name_, ...) \
     SPDL__ROW .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
-/* A row may have no field, so its line number is appended to the file's name. */
+/* Such a row can be written without a field, and a `.line` would not compile after an empty list.
+   So the line number is at the end of `.file`. */
 #define SPDL__BARE_ROW(kind_, fn_, ...) \
     SPDL__ROW .kind = kind_, .fn = fn_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_) \
@@ -1034,7 +1035,7 @@ SPDL_API void *spdl_local(const spdl_task *task);
 
 /* The number of this item in its epoch, from 0.
    Returns: in a source the number of items it has made; elsewhere the number from the source, which
-            all results of an .again row for one input share; after SPDL_BATCH the number of the
+            all results of an .again row for the same input have; after SPDL_BATCH the number of the
             batch, also behind SPDL_UNBATCH. */
 SPDL_API uint64_t spdl_sequence(const spdl_task *task);
 
@@ -1048,7 +1049,7 @@ SPDL_API bool spdl_stopping(const spdl_task *task);
    spdl_batch_free), or return it as a result of its own row. */
 SPDL_API void spdl_take(spdl_task *task);
 
-/* With .again: a pointer that the calls for one input share, NULL in the first call. After the last
+/* With .again: a pointer of all calls for the same input, NULL in the first call. After the last
    call, or at a stop, .free_state frees it, before the input is freed.
    Returns: the address of the pointer; never NULL. */
 SPDL_API void **spdl_call_state(spdl_task *task);
@@ -1144,9 +1145,10 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
    count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
-   With completion order, .again, .threads or SPDL_DEBUG it returns a buffer. An item from elsewhere
-   must have n bytes: the library copies it into the block and frees it. It must own no memory that
-   its .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
+   With completion order, .again, .threads or SPDL_DEBUG it returns a separate buffer. Such a
+   buffer, or an item from elsewhere, must have n bytes: the library copies it into the block and
+   frees it. It must own no memory that its .free_item would free. A NULL item becomes zeros. Items
+   cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
    them for each row, and the library allocates more when the consumer keeps many.
@@ -1155,14 +1157,14 @@ SPDL_API void spdl_stop(spdl_task *task);
    64 to 128, and the row at least 2 KiB. With deliver_failures it costs about 600 to 1200 more. An
    item of a batch costs 9 bytes. A row has a buffer for each item that later rows can hold, also in
    batches, up to 65536. Each costs n + 24 bytes, rounded up to 64. If the row has at most 256, it
-   costs n + 64, rounded up to 128. Those below 64 KiB share one allocation. The system provides its
-   pages at their first use. */
+   costs n + 64, rounded up to 128. The buffers of a row share one allocation if each has less than
+   64 KiB. The system provides its pages at their first use. */
 
 /* ============================================================================================= */
 /* >>one-to-many
    A stage with .again returns SPDL_AGAIN with one result. It is called again with the same input
    when there is room. The last call returns SPDL_OK with the last result, SPDL_SKIP without one, or
-   an error. spdl_call_state(task) keeps what the calls for one input share. Such a row needs a
+   an error. spdl_call_state(task) is a pointer of all calls for the same input. Such a row needs a
    concurrency of 1 or completion order. Put slow work in a row before it. Return a large result in
    pieces, each from spdl_buffer.
 
@@ -1323,9 +1325,10 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const 
    has each call of such a row. With SPDL_INDEX the key also depends on the sampler's seed and the
    position.
    A load and the number of workers do not change it, nor does the number of ranks before the first
-   SPDL_BATCH. All rows have the same key for an item: for more numbers hash it with one of your
-   own, as in spdl_hash(spdl_item_key(task), &number, sizeof number). The number of a result counts
-   modulo 2^28, and behind a second row that makes several results it is a hash of 28 bits.
+   SPDL_BATCH. All rows have the same key for an item. To get other random numbers, hash the key
+   with a number of your own: spdl_hash(spdl_item_key(task), &number, sizeof number). The number of
+   a result counts modulo 2^28, and behind a second row that makes several results it is a hash of
+   28 bits.
    Returns: 64 random bits.
    Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
@@ -1374,7 +1377,7 @@ typedef struct spdl_edge_stats {
     int depth;              /* items now, up to buffer_size + concurrency; of a path up to these
                                two of its branch more */
     uint64_t items;         /* items taken so far; near an end for a moment one too few */
-    uint64_t put_wait_ns;   /* time that results waited for a place among the buffer_size */
+    uint64_t put_wait_ns;   /* time that results waited for one of the places */
     uint64_t get_wait_ns;   /* time in which the reader had no item; a running wait counts */
     uint64_t empty_ns;      /* time in which the edge was empty; a running gap counts */
     uint64_t elapsed_ns;    /* from the start to now, or to the end of the edge */
@@ -1406,8 +1409,8 @@ typedef struct spdl_finding {
     int concurrency[SPDL_MAX_STAGES]; /* of each row that needs more */
     int workers;         /* of the pipeline, or of its shared pool with its guests */
     int buffer_size;     /* of `stage`; of the last row the number in SPDL_SINK */
-    double gain;         /* the largest possible ratio of items, from the times of calls; 0: not
-                            known */
+    double gain;         /* how many times as many items there can be with the settings, at
+                            most; computed from the times of calls; 0: not known */
 } spdl_finding;
 
 typedef struct spdl_stats {
@@ -2083,7 +2086,7 @@ SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size
 /* Closes the archive and ends its views. */
 SPDL_API void spdl_npz_close(spdl_npz *npz);
 
-/* Returns: the number of arrays. If several have one name only the last counts, as in NumPy. */
+/* Returns: the number of arrays. If several arrays have the same name, only the last counts, as in NumPy. */
 SPDL_API size_t spdl_npz_count(const spdl_npz *npz);
 
 /* The name of array `index`. It is without ".npy" if no other array has the shorter name.
@@ -2165,8 +2168,8 @@ SPDL_API uint64_t spdl_files_hash(const spdl_files *files);
 
 /* Bytes of a file: a member of an archive, or a line. One allocation. */
 typedef struct spdl_record {
-    const char *name; /* of the member, which an archive can set to "../x" or "/x"; else the path of
-                         the file */
+    const char *name; /* in an archive the name of the member, elsewhere the path of the file. Never
+                         open a member's name as a path: it can be "../x" or "/x" */
     uint8_t *data;    /* aligned to 64 bytes, with a zero behind the last one */
     size_t bytes;
     uint64_t offset;  /* position of the data in the file */
@@ -11352,9 +11355,9 @@ SPDL__COLD bool spdl__next_watch(void *self) {
         soon = kept > 0 && kept < (uint64_t)SPDL__WARN_NS;
         if (kept < (uint64_t)SPDL__WARN_NS || spdl__exchange32(&p->watched, 1) != 0) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl_pipeline_next waits for its own call of stage %d '%s', item %llu, to "
-                   "return. If the call waits for the consumer, write .workers = 2 or more, and no "
-                   ".next_works_ns", row, p->node[row].name,
+                   "spdl_pipeline_next cannot return yet: its thread is in a call of stage %d "
+                   "'%s', item %llu. If the call waits for the consumer, write .workers = 2 or "
+                   "more, and no .next_works_ns", row, p->node[row].name,
                    (spdl__llu)spdl__load_relaxed(&task->sequence));
     }
     return soon;
@@ -12429,8 +12432,8 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
           "SPDL_ORDER_COMPLETION, or a stage before it that does the slow work" },
         { row->free_state != NULL && !row->again, "free_state is set without again" },
         { i == 1 && plan->rows[0].drop_oldest && several && row->output_order == SPDL_ORDER_INPUT,
-          "concurrency is more than 1 in input order after a feed with drop_oldest: write "
-          ".output_order = SPDL_ORDER_COMPLETION, or put a .serial stage between them" },
+          "several calls in input order right after a feed with drop_oldest: write "
+          ".output_order = SPDL_ORDER_COMPLETION, or put a .serial stage between the two rows" },
         { plan->desc->deliver_failures && row->max_failures != 0,
           "max_failures is set, but with deliver_failures the consumer gets each failure" },
         { plan->desc->deliver_failures && i == 0 && row->kind != SPDL_KIND_FEED,

@@ -614,9 +614,9 @@ static void a_call_that_keeps_next_is_named(void) {
                     SPDL_SINK(1))) == SPDL_OK);
         while (l.lines == 0)
             if (SPDL_NEXT(p, &it, i % 2 ? SPDL_FOREVER : 1000000) == SPDL_OK) item_free(it);
-        snprintf(text, sizeof text, "spdl_pipeline_next waits for its own call of stage 1 "
-                 "'waits_in_next', item %ld, to return. If the call waits for the consumer, write "
-                 ".workers = 2 or more, and no .next_works_ns", l.value);
+        snprintf(text, sizeof text, "spdl_pipeline_next cannot return yet: its thread is in a "
+                 "call of stage 1 'waits_in_next', item %ld. If the call waits for the consumer, "
+                 "write .workers = 2 or more, and no .next_works_ns", l.value);
         CHECK_STR(l.text, text);
         DONE(p);
         CHECK_EQ(l.lines, 1);

@@ -321,8 +321,8 @@ static void drop_oldest_refuses_newest(void) {
     spdl_error error;
     desc.error = &error;
     CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_TABLE(refused)), SPDL_E_INVALID);
-    CHECK(strstr(error.text, "stage 1 'follow': concurrency is more than 1 in input order "
-                             "after a feed with drop_oldest") != NULL);
+    CHECK(strstr(error.text, "stage 1 'follow': several calls in input order right after a "
+                             "feed with drop_oldest") != NULL);
     for (int i = 0; i < 2; ++i) {
         long last = -1;
         p = START(
