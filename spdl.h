@@ -2086,7 +2086,8 @@ SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size
 /* Closes the archive and ends its views. */
 SPDL_API void spdl_npz_close(spdl_npz *npz);
 
-/* Returns: the number of arrays. If several arrays have the same name, only the last counts, as in NumPy. */
+/* Returns: the number of arrays. If several arrays have the same name, only the last counts, as in
+            NumPy. */
 SPDL_API size_t spdl_npz_count(const spdl_npz *npz);
 
 /* The name of array `index`. It is without ".npy" if no other array has the shorter name.
