@@ -1154,11 +1154,12 @@ SPDL_API void spdl_stop(spdl_task *task);
    them for each row, and the library allocates more when the consumer keeps many.
 
    Cost. A result that can wait costs 32 to 64 bytes. If several calls run in input order, it costs
-   64 to 128, and the row at least 2 KiB. With deliver_failures it costs about 600 to 1200 more. An
+   64 to 128, and the row at least 2 KiB. With deliver_failures it costs about 600 to 2300 more. An
    item of a batch costs 9 bytes. A row has a buffer for each item that later rows can hold, also in
    batches, up to 65536. Each costs n + 24 bytes, rounded up to 64. If the row has at most 256, it
    costs n + 64, rounded up to 128. The buffers of a row share one allocation if each has less than
-   64 KiB. The system provides its pages at their first use. */
+   64 KiB. The system provides its pages at their first use. One that the consumer keeps keeps all
+   of it. A write behind a buffer damages the next one: SPDL_DEBUG finds that. */
 
 /* ============================================================================================= */
 /* >>one-to-many
@@ -6143,7 +6144,7 @@ typedef struct spdl__worker {
 typedef struct spdl__beacon {
     uint32_t sleepers; /* workers asleep; SPDL__WAITER for each waiting consumer or producer */
     uint32_t waking;   /* a woken worker has yet to look */
-    uint32_t search;   /* where a search for one that is asleep begins */
+    uint32_t search;   /* where a search for a worker that is asleep begins */
     uint64_t quiet;    /* bit i: client i is absent, or has had no work since its last change */
     char pad[SPDL_CACHE_LINE];
 } spdl__beacon;
@@ -7164,7 +7165,7 @@ struct spdl__batch_pool {
     size_t size;        /* items of a batch; 0: buffers */
     size_t block_bytes; /* 0: no block */
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
-    size_t align, front; /* of each: of its memory, and bytes before its spdl__block */
+    size_t align, front; /* of the memory of each; bytes in it before the spdl__block */
     char *slab;          /* or NULL; it is kept whole */
     size_t slab_bytes, stride;
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
@@ -7194,6 +7195,7 @@ struct spdl__batch {
 
 #define SPDL__BLOCK_HEAD ((size_t)64) /* bytes before the memory of a buffer: its alignment */
 #define SPDL__ROOMY 256 /* up to so many of a slab, each has cache lines of its own */
+#define SPDL__SENT 4096 /* smaller ones are not sent to a device alone, so a slab is not pinned */
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
     return (bytes + SPDL_CACHE_LINE - 1) / SPDL_CACHE_LINE * SPDL_CACHE_LINE;
@@ -7323,12 +7325,15 @@ SPDL__PRIVATE bool spdl__batch_pool_fill(spdl__batch_pool *pool, size_t ahead, b
     const size_t bytes = spdl__batch_bytes(pool);
     const bool roomy = ahead <= SPDL__ROOMY;
     const size_t line = roomy ? SPDL_CACHE_LINE : SPDL__BLOCK_HEAD;
-    const size_t front = roomy || pool->size > 0 ? 0 : pool->front; /* in the one before */
+    /* bytes of a block that lie behind the memory of the one before */
+    const size_t shared = roomy || pool->size > 0 ? 0 : pool->front;
     if (slabs && ahead > 0 && bytes < SPDL__OWN_PAGES) {
         pool->unused = pool->spares = ahead;
-        pool->stride = (bytes - front + line - 1) / line * line;
-        pool->slab_bytes = front + ahead * pool->stride;
-        pool->slab = (char *)spdl__alloc(&pool->allocator, pool->slab_bytes, pool->align);
+        pool->stride = (bytes - shared + line - 1) / line * line;
+        pool->slab_bytes = shared + ahead * pool->stride;
+        pool->slab = (char *)spdl__alloc(&pool->allocator, pool->slab_bytes,
+                                         pool->block_bytes < SPDL__SENT ? SPDL_CACHE_LINE
+                                                                        : pool->align);
         return pool->slab != NULL;
     }
     for (; ahead > 0; --ahead) {
@@ -7814,7 +7819,7 @@ struct spdl_pipeline {
     uint32_t step_group, step_left;
     uint64_t first_item_ns;
     uint64_t ended_ns;
-    uint64_t stranger;     /* a thread that is no worker, of so many places */
+    uint64_t stranger;     /* was no worker when the pool had stranger_count places */
     int stranger_count;
     uint64_t now;          /* as in spdl_task; of this call of next */
     bool timed;            /* the next take has to read the clock, see sink_watch */
@@ -8064,7 +8069,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
 #define SPDL__TIMED_NS 1000    /* calls of this average are timed one by one */
 #define SPDL__SHARED_NS 8000   /* calls of this average begin when the sitting before ended */
 #define SPDL__SLOW_NS 1000000  /* a sitting that is longer by this had a slow call */
-#define SPDL__WATERMARK_BUFFER 8 /* smallest sink with a low watermark, see sink_hint */
+#define SPDL__WATERMARK_BUFFER 8 /* smallest sink with a low watermark, see sink_wakes */
 #define SPDL__TAKER_ITEMS 16 /* with reports: items between two reads of schedstat */
 
 typedef enum spdl__outcome {
@@ -8099,6 +8104,7 @@ typedef struct spdl__sitting {
     bool timed;  /* calls are timed one by one */
     bool done;   /* some work was done */
     bool empty, mark; /* what ended it */
+    bool later;  /* functions of the user may have run since `now` */
 } spdl__sitting;
 
 /* --- what is rare, of the sections behind --- */
@@ -8354,8 +8360,10 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         !SPDL__DEBUGS) {
         spdl__item what = task->call.in;
         if (source || !spdl__is_input(&task->call, out)) {
-            if (what.item != NULL && !task->call.taken)
+            if (what.item != NULL && !task->call.taken) {
+                if (timed) s->later = true;
                 spdl__item_free(s->p, what.item, what.origin);
+            }
             what.item = out;
             what.origin = spdl__origin(task->sequence, (unsigned)node->index);
             ++s->made;
@@ -8366,6 +8374,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
     }
     if (SPDL__DEBUGS) spdl__call_debug(task, result);
     if (task->call.misused) result = spdl__call_misused(task, result, out);
+    if (timed) s->later = true;
     return spdl__flow_over(task, s->counters, result, out, s->now);
 }
 
@@ -8418,6 +8427,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
         bool slow;
         if (!s->timed) s->now = spdl_time_ns();
         ns = s->now - s->begun;
+        if (s->timed && s->later) s->now = spdl_time_ns();
         task->now = s->now;
         if (s->made > 0) spdl__count(&counters->made, s->made);
         slow =
@@ -8468,6 +8478,7 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     s->until = s->waited = 0;
     s->calls = s->holes = s->made = 0;
     s->inside = s->done = s->empty = s->mark = false;
+    if (timed) s->later = false;
     s->p = task->pipeline;
     s->node = node;
     s->counters = &task->counters[node->index];
@@ -8556,12 +8567,15 @@ SPDL__INLINE bool spdl__row_suits(const spdl_pipeline *p, const spdl__node *node
 }
 
 /* One sitting, as far downstream as possible: first in empty rows, as two threads in one row
-   contend for its word. Leaves out rows whose calls take longer than `longest`. */
-SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
+   contend for its word. Leaves out rows whose calls take longer than `longest`. `again`: right
+   after another one of this thread. */
+SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest,
+                                  bool again) {
     spdl_task *task = spdl__task_of(p, worker);
     const uint64_t late =
         p->pool != NULL ? spdl__pool_worker(p->pool, worker)->until : SPDL__NEVER;
     int joins, i;
+    if (!again) task->now = 0;
     for (joins = 0; joins < 2; ++joins) {
         for (i = p->count - 1; i >= 0; --i) {
             spdl__node *node = &p->node[i];
@@ -8570,8 +8584,12 @@ SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest
             if (((word & SPDL__ACTIVE) != 0 && node->parked == NULL) != (joins != 0) ||
                 !spdl__row_has_work(p, node, word) || !spdl__row_suits(p, node, longest))
                 continue;
-            if (node->row.kind == SPDL_KIND_MERGE) done = spdl__merge_sit(p, node);
-            else done = spdl__flow_visit(task, node, late);
+            if (node->row.kind != SPDL_KIND_MERGE) {
+                done = spdl__flow_visit(task, node, late);
+            } else {
+                done = spdl__merge_sit(p, node);
+                task->now = 0;
+            }
             if (done) return true;
         }
     }
@@ -8580,13 +8598,12 @@ SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest
 
 SPDL__PRIVATE bool spdl__step(void *self, int worker, bool again) {
     spdl_pipeline *p = (spdl_pipeline *)self;
-    if (!again) spdl__task_of(p, worker)->now = 0;
     if (p->has_hooks && spdl__load32(&p->leaving) && spdl__task_leaves(p, worker)) {
         spdl__step_fini(p, p->task[worker]);
         return true;
     }
     if (spdl__load32(&p->stopping)) return false;
-    if (spdl__step_for(p, worker, SPDL__NEVER)) return true;
+    if (spdl__step_for(p, worker, SPDL__NEVER, again)) return true;
     spdl__pool_worker(p->pool, worker)->ahead =
         spdl__row_room(p, p->last, spdl__load(p->last->word)) == 0;
     return false;
@@ -8638,7 +8655,10 @@ SPDL__NOINLINE void spdl__sink_wakes(spdl_pipeline *p) {
 
 SPDL__INLINE void spdl__sink_moved(spdl_pipeline *p, bool item) {
     if (item) spdl__store_relaxed(&p->delivered, p->delivered + 1);
-    if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) spdl__taker_look(p);
+    if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) {
+        spdl__taker_look(p);
+        p->now = 0;
+    }
     spdl__barrier_after_rmw();
     if (spdl__wake_wanted(p->beacon, p->bit)) spdl__sink_wakes(p);
 }
@@ -8650,7 +8670,10 @@ SPDL__NOINLINE void spdl__sink_moves_timed(spdl_pipeline *p, uint64_t head,
     const uint64_t waited = spdl__edge_put_wait(sink, head - 1, now);
     p->now = item != NULL ? now : 0; /* without an item the wait goes on */
     if (item != NULL && p->feed != NULL) spdl__sink_answer(p, item, now);
-    if (item != NULL && p->delivered < 2) spdl__sink_starts(p, now);
+    if (item != NULL && p->delivered < 2) {
+        spdl__sink_starts(p, now);
+        p->now = 0; /* it reads the process */
+    }
     if (waited != 0) spdl__count(&sink->put_wait_ns, waited); /* only the consumer adds here */
     (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
     spdl__edge_took(sink, head, now, spdl__load_relaxed(&p->wait_since) != 0);
@@ -9051,13 +9074,12 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
    then looks for sleepers: without the barrier both could miss each other. Events are a take, a
    leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
    failure. After the first take of a sitting a worker checks all rows of its pool, because it may
-   have been woken for another one. If there are long calls for two, it wakes two: of many workers
-   that sleep the last one begins after log2 of their number in wakes, not after that number. After
-   other events it checks the rows of its pipeline; when it leaves a row, all but that one, as it
-   looks for work there itself. With a large buffer the consumer's take checks the last row only
-   while at most half of the buffer is filled or promised (the low watermark), so a woken worker
-   makes several items. A consumer that is about to sleep or reads the statistics checks in any
-   case. */
+   have been woken for another one. If there are long calls for two, it wakes two: n workers that
+   sleep are all awake after about log2(n) rounds of wakes, and not after n. After other events it
+   checks the rows of its pipeline; when it leaves a row, all but that one, as it looks for work
+   there itself. With a large buffer the consumer's take checks the last row only while at most half
+   of the buffer is filled or promised (the low watermark), so a woken worker makes several items. A
+   consumer that is about to sleep or reads the statistics checks in any case. */
 
 /* While a waiter is counted, threads that take or put look for it. */
 SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
@@ -10485,6 +10507,7 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
     uint64_t since;
     bool first = true, again = false;
     spdl__flow_enter(&s, task, node, timed);
+    s.later = true;
     if (node->parked != NULL) again = spdl__flow_resume(task, &s);
     while (s.calls < s.most && (!timed || s.now < late)) {
         if (!again) {
@@ -11369,7 +11392,6 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     spdl__next_work work = { false, SPDL__NEVER, NULL, 0 };
     spdl_result result = SPDL_EMPTY;
     bool late = false, slept = false, booked = false;
-    uint64_t now = p->wait_since; /* or 0, if more than a sitting has passed since then */
     int round = 0;
     if (p->pool != NULL) {
         work.works = p->works_ns != 0 && !spdl__pipeline_forked(p);
@@ -11384,14 +11406,11 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
             spdl__blame_begin(p, p->wait_since); /* shorter waits are not booked */
             booked = true;
         }
-        if (work.worker >= 0 && now != SPDL__NEVER) spdl__task_of(p, work.worker)->now = now;
-        now = 0;
         if (work.worker >= 0 && !spdl__load32(&p->stopping) &&
-            spdl__step_for(p, work.worker, work.longest)) {
+            spdl__step_for(p, work.worker, work.longest, false)) {
             result = spdl__sink_take(p, item);
             late = result == SPDL_EMPTY && spdl__late(deadline);
             round = 0;
-            now = SPDL__NEVER; /* the task knows */
         } else if (p->pool != NULL &&
                    spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->barred)) {
             result = spdl__sink_take(p, item);
@@ -11413,7 +11432,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
 SPDL__NOINLINE void spdl__next_step(spdl_pipeline *p) {
     const uint64_t now = spdl__next_now(p), usual = SPDL__TIMED_NS;
     const uint64_t waited = p->wait_ns - p->step_waited, count = p->step_group;
-    const uint64_t ns = spdl__grown(waited, now - p->step_since);
+    const uint64_t ns = spdl__grown(waited, spdl__grown(p->step_since, now));
     if (count > 1 && ns > count * usual + SPDL__SLOW_NS) { /* one of them was slow */
         spdl__counters_time(&p->steps, count - 1, usual, (count - 1) * usual);
         spdl__counters_time(&p->steps, 1, ns - (count - 1) * usual, ns - (count - 1) * usual);
@@ -11471,16 +11490,18 @@ SPDL__NOINLINE spdl_result spdl__next_poll(spdl_pipeline *p) {
 
 /* The sink is empty: waits, and reports the wait. */
 SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_t timeout_ns) {
-    const uint64_t since = spdl_time_ns(), waited_for = p->delivered;
-    const uint64_t deadline = timeout_ns < 0 ? SPDL__NEVER : since + (uint64_t)timeout_ns;
+    const uint64_t waited_for = p->delivered;
     const bool nests = p->pool != NULL && spdl__next_is_worker(p);
     spdl_result result = SPDL_E_INVALID;
+    uint64_t since, deadline;
     (void)spdl__ready_end(p, &p->waiting); /* else a sleep would overwrite it */
-    spdl__store_relaxed(&p->wait_since, since);
-    p->timed = true;
-    p->now = 0;
     SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
     spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
+    since = spdl_time_ns();
+    deadline = timeout_ns < 0 ? SPDL__NEVER : since + (uint64_t)timeout_ns;
+    spdl__store_relaxed(&p->wait_since, since);
+    p->timed = !SPDL__NO_STATS;
+    p->now = 0;
     if (!nests || spdl__next_nests(p)) {
         result = spdl__next_wait(p, item, deadline);
         if (nests) spdl__sub32(&p->pool->nested, 1);
@@ -12027,7 +12048,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     for (i = 0; i < p->count; ++i) ticket[i] = spdl__rewind_ticket(&p->node[i]);
     for (i = 0; i < p->count; ++i)
         spdl__rewind_edge(&p->node[i], ticket[i], now, i == p->count - 1);
-    p->timed = true; /* the gap that begins */
+    p->timed = !SPDL__NO_STATS; /* the gap that begins */
     for (i = 0; i < p->count; ++i) spdl__rewind_node(p, &p->node[i], start);
     if (p->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
@@ -12697,7 +12718,7 @@ SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
 }
 
 /* The default of buffer_size. Before a batch one slow call holds nothing up while the others make
-   two batches more. */
+   two batches more, or 1024 items. */
 SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     if (row->kind == SPDL_KIND_BRANCH && strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0)
@@ -13067,7 +13088,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     int i;
     p->process = spdl__os_process_id();
     p->start_ns = spdl_time_ns();
-    p->timed = true;
+    p->timed = !SPDL__NO_STATS;
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.gap_since = p->start_ns;
         if (i + 1 < p->count) p->node[i].out.idle_since = p->start_ns;
@@ -13552,7 +13573,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     uint64_t runnable = 0, inside = 0; /* workers: all, and within calls */
     spdl__histogram steps;
     int i;
-    /* a consumer may wait for a full buffer by its statistics: see spdl__sink_hint */
+    /* a consumer may wait for a full buffer by its statistics: see spdl__sink_wakes */
     if (!ended) spdl__wake_passed(p, false);
     spdl__blame_mark(p, NULL, now);
     memset(s, 0, sizeof(*s));

@@ -380,7 +380,7 @@ enum { /* of CUresult */
     SPDL__CU_OUT_OF_MEMORY = 2,
     SPDL__CU_UNLOADING = 4,
     SPDL__CU_NOT_READY = 600,
-    SPDL__CU_ALREADY_PINNED = 712,
+    SPDL__CU_ALREADY_PINNED = 712, SPDL__CU_UNKNOWN = 999,
     SPDL__CU_IMPLICIT = 906 /* the legacy stream, while a stream that it waits for is captured */
 };
 
@@ -624,7 +624,7 @@ SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
     case 201: case 214: case 220: case 226:  /* no context, ECC, NVLink */
     case 700: case 702: case 709: case 710:  /* address, timeout, destroyed, assert */
     case 714: case 715: case 716: case 717: case 718: case 719: case 721:
-    case 810: case 911: case 999: return true; /* ended by others; unknown, as are its effects */
+    case 810: case 911: case SPDL__CU_UNKNOWN: return true; /* ended by others; unknown effects */
     default: return false;
     }
 }
@@ -856,8 +856,8 @@ SPDL__PRIVATE spdl_result spdl__slab_register(spdl_cuda *cuda, spdl__cuda_slab *
     if (code == 0) return SPDL_OK;
     if (code == SPDL__CU_ALREADY_PINNED)
         return spdl__cuda_invalid(cuda, "adopt: only a part of the memory is pinned already");
-    result = spdl__cuda_fail(cuda, "cuMemHostRegister", code);
-    if (result != SPDL_E_CUDA) return result;
+    if (code != SPDL__CU_UNKNOWN) result = spdl__cuda_fail(cuda, "cuMemHostRegister", code);
+    if (result != SPDL_OK && result != SPDL_E_CUDA) return result;
     if (spdl__exchange32(&cuda->told_pageable, 1) == 0)
         spdl__logf(&cuda->desc.logger, SPDL_LOG_WARN,
                    "cuda: %llu bytes could not be pinned: %s (%d); going on, slower",

@@ -874,6 +874,21 @@ static void batches_in_place_are_pinned(void) {
     finish();
 }
 
+/* Only the pointers of small items go into such a batch. */
+static void small_buffers_are_not_pinned(void) {
+    spdl_pipeline_desc workers = { .workers = 1 };
+    spdl_cuda *cuda = open_small(3);
+    spdl_pipeline *p = NULL;
+    workers.allocator = spdl_cuda_allocator(cuda);
+    REQUIRE(spdl_pipeline_create(&p, &workers, SPDL_STAGES(
+        SPDL_SOURCE(place_source), SPDL_PIPE(place_item, .item_bytes = ITEM),
+        SPDL_BATCH(4096), SPDL_SINK(2))) == SPDL_OK);
+    CHECK_EQ(flow_stats(cuda).pinned_bytes, 0);
+    spdl_pipeline_destroy(p);
+    spdl_cuda_close(cuda);
+    finish();
+}
+
 SPDL_FN(plain_source, void, void) {
     static int item;
     *out = &item;
@@ -1960,6 +1975,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(only_what_is_sent_is_pinned),
     TEST_CASE(larger_blocks_are_others),
     TEST_CASE(batches_in_place_are_pinned),
+    TEST_CASE(small_buffers_are_not_pinned),
     TEST_CASE(what_is_not_in_place_is_refused),
     TEST_CASE(an_iterator_for_each_stream),
     TEST_CASE(blocks_of_a_pipeline_are_pinned),

@@ -1157,6 +1157,31 @@ static void times_are_those_of_the_calls(void) {
     spdl_pipeline_destroy(p);
 }
 
+static void frees_slowly(void *item) {
+    if (item != NULL) sleep_ms(10);
+}
+
+SPDL_FN(makes_another, void, void) {
+    sleep_ms(1);
+    *out = (void *)((uintptr_t)in + 1000);
+    return SPDL_OK;
+}
+
+/* What the library calls after a call, such as a .free_item, is in no call of the next row. */
+static void times_are_not_those_of_frees(void) {
+    uintptr_t count = 20;
+    spdl_pipeline *p = pipeline_of(1, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &count, .free_item = frees_slowly),
+        SPDL_PIPE(makes_another), SPDL_PIPE(makes_another), SPDL_SINK(3)));
+    spdl_stats stats;
+    while (next_of(p) == SPDL_OK) {}
+    spdl_pipeline_stats(p, &stats);
+    CHECK(stats.stage[1].p50_ns < 6000000);
+    CHECK(stats.stage[2].p50_ns < 6000000);
+    CHECK(stats.stage[2].exposed_ns < stats.stage[1].exposed_ns);
+    spdl_pipeline_destroy(p);
+}
+
 /* --- snapshots of a running pipeline --- */
 
 typedef struct watch {
@@ -1735,6 +1760,7 @@ TEST_TABLE(stats) {
     TEST_CASE(nothing_runs_after_the_end),
     TEST_CASE(polls_are_counted),
     TEST_CASE(times_are_those_of_the_calls),
+    TEST_CASE(times_are_not_those_of_frees),
     TEST_CASE(snapshots_of_a_running_pipeline),
     TEST_CASE(verdict_names_the_slow_stage),
     TEST_CASE(verdict_of_a_slow_trainer),
