@@ -7710,7 +7710,7 @@ struct spdl_task {
     spdl__thrown_what thrown;
     uint32_t inits;      /* bit i: init of row i has run here */
     uint64_t open;       /* begin of calls not booked yet, with the row in its lowest bits; or 0 */
-    uint64_t now;        /* the clock, if little has passed since it was read; or 0 */
+    uint64_t now;        /* the clock, if only the library has run since it was read; or 0 */
     spdl__meter meter;
     spdl__counters *counters; /* [count], behind it in the same block */
     char text[SPDL_TEXT_BYTES];      /* of a failed call: why ... */
@@ -8104,7 +8104,6 @@ typedef struct spdl__sitting {
     bool timed;  /* calls are timed one by one */
     bool done;   /* some work was done */
     bool empty, mark; /* what ended it */
-    bool later;  /* functions of the user may have run since `now` */
 } spdl__sitting;
 
 /* --- what is rare, of the sections behind --- */
@@ -8361,7 +8360,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         spdl__item what = task->call.in;
         if (source || !spdl__is_input(&task->call, out)) {
             if (what.item != NULL && !task->call.taken) {
-                if (timed) s->later = true;
+                task->now = 0;
                 spdl__item_free(s->p, what.item, what.origin);
             }
             what.item = out;
@@ -8374,7 +8373,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
     }
     if (SPDL__DEBUGS) spdl__call_debug(task, result);
     if (task->call.misused) result = spdl__call_misused(task, result, out);
-    if (timed) s->later = true;
+    task->now = 0;
     return spdl__flow_over(task, s->counters, result, out, s->now);
 }
 
@@ -8427,7 +8426,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
         bool slow;
         if (!s->timed) s->now = spdl_time_ns();
         ns = s->now - s->begun;
-        if (s->timed && s->later) s->now = spdl_time_ns();
+        if (s->timed && task->now == 0) s->now = spdl_time_ns(); /* user code has run since */
         task->now = s->now;
         if (s->made > 0) spdl__count(&counters->made, s->made);
         slow =
@@ -8478,13 +8477,13 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     s->until = s->waited = 0;
     s->calls = s->holes = s->made = 0;
     s->inside = s->done = s->empty = s->mark = false;
-    if (timed) s->later = false;
     s->p = task->pipeline;
     s->node = node;
     s->counters = &task->counters[node->index];
     s->timed = timed;
     s->now = timed && each >= SPDL__SHARED_NS ? task->now : 0;
     if (s->now == 0) s->now = spdl_time_ns();
+    if (timed) task->now = s->now;
     s->begun = s->now;
     s->change = 1;
     s->failures = spdl__load_relaxed(&s->counters->failures);
@@ -8618,10 +8617,9 @@ SPDL__INLINE uint64_t spdl__next_now(spdl_pipeline *p) {
 
 /* The next take reads the clock if it is one of the first, of a feed, traced, in a wait or ends a
    gap. */
-SPDL__INLINE void spdl__sink_watch(spdl_pipeline *p) {
+SPDL__INLINE void spdl__sink_watch(spdl_pipeline *p, bool waits) {
     p->timed = !SPDL__NO_STATS &&
-               (spdl__load_relaxed(&p->wait_since) != 0 ||
-                spdl__load_relaxed(&p->sink->gap_since) != 0 || p->delivered < 2 ||
+               (waits || spdl__load_relaxed(&p->sink->gap_since) != 0 || p->delivered < 2 ||
                 p->feed != NULL || p->sink->track != NULL);
 }
 
@@ -8668,6 +8666,7 @@ SPDL__NOINLINE void spdl__sink_moves_timed(spdl_pipeline *p, uint64_t head,
     spdl__edge *sink = p->sink;
     const uint64_t now = SPDL__NO_STATS ? 0 : spdl_time_ns();
     const uint64_t waited = spdl__edge_put_wait(sink, head - 1, now);
+    const bool waits = spdl__load_relaxed(&p->wait_since) != 0;
     p->now = item != NULL ? now : 0; /* without an item the wait goes on */
     if (item != NULL && p->feed != NULL) spdl__sink_answer(p, item, now);
     if (item != NULL && p->delivered < 2) {
@@ -8676,9 +8675,9 @@ SPDL__NOINLINE void spdl__sink_moves_timed(spdl_pipeline *p, uint64_t head,
     }
     if (waited != 0) spdl__count(&sink->put_wait_ns, waited); /* only the consumer adds here */
     (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
-    spdl__edge_took(sink, head, now, spdl__load_relaxed(&p->wait_since) != 0);
+    spdl__edge_took(sink, head, now, waits);
     spdl__sink_moved(p, item != NULL);
-    spdl__sink_watch(p);
+    spdl__sink_watch(p, waits);
 }
 
 /* Moves the head of the sink; `item`: slot of the taken item, or NULL. The clock costs more than
@@ -10507,7 +10506,7 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
     uint64_t since;
     bool first = true, again = false;
     spdl__flow_enter(&s, task, node, timed);
-    s.later = true;
+    task->now = 0;
     if (node->parked != NULL) again = spdl__flow_resume(task, &s);
     while (s.calls < s.most && (!timed || s.now < late)) {
         if (!again) {
@@ -11512,7 +11511,7 @@ SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_
         spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1, (int)result,
                         since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
     spdl__next_waited(p);
-    spdl__sink_watch(p);
+    spdl__sink_watch(p, false);
     return result;
 }
 
