@@ -7328,7 +7328,8 @@ SPDL__PRIVATE bool spdl__batch_pool_fill(spdl__batch_pool *pool, size_t ahead, b
     /* bytes of a block that lie behind the memory of the one before */
     const size_t shared = roomy || pool->size > 0 ? 0 : pool->front;
     if (slabs && ahead > 0 && bytes < SPDL__OWN_PAGES) {
-        pool->unused = pool->spares = ahead;
+        pool->unused = ahead;
+        pool->spares = ahead;
         pool->stride = (bytes - shared + line - 1) / line * line;
         pool->slab_bytes = shared + ahead * pool->stride;
         pool->slab = (char *)spdl__alloc(&pool->allocator, pool->slab_bytes,

@@ -522,7 +522,9 @@ static void a_place_costs_what_the_header_says(void) {
     static const size_t items[] = { 1, 8, 64, 65, 1000, 4096 };
     int allocs;
     for (int parallel = 0; parallel < 2; ++parallel) /* half of each ring is not needed */
-        CHECK_EQ(place_bytes(512, 8192, 1 + parallel, 0, &allocs), 64 << parallel);
+        CHECK_EQ(place_bytes(512, 8192, 1 + parallel, 0, &allocs),
+                 2 * sizeof(spdl__slot) << parallel);
+    CHECK(sizeof(spdl__slot) <= 32);
     for (size_t i = 0; i < sizeof(items) / sizeof(items[0]) && !SPDL__DEBUGS; ++i) {
         const size_t bytes = (items[i] + sizeof(spdl__block) + 63) / 64 * 64;
         CHECK_EQ(place_bytes(2100, 4000, 1, items[i], &allocs), bytes); /* the same ring */
